@@ -1,5 +1,6 @@
 """Logical axes become shardings; sizes that do not divide are refused by name in one line."""
 
+import math
 import re
 
 import jax
@@ -10,7 +11,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import tiny
-from t5x_like.errors import UserError
+from arrays import assert_trees_close
+from refusals import refuses
 from t5x_like.nn import params
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.linear import Linear, apply_jointly, matmul
@@ -21,23 +23,15 @@ from t5x_like.parallel.rules import DEFAULT, Rules, from_local_rows, local_rows
 
 
 def rules(changes=None, **mesh):
-  return Rules.make(
-    make_mesh(mesh, jax.devices()[: int(np.prod(list(mesh.values()), initial=1))]), changes
-  )
+  """Return the rules of a mesh of as many devices as its axes multiply to."""
+  devices = jax.devices()[: math.prod(mesh.values())]
+  return Rules.make(make_mesh(mesh, devices), changes)
 
 
-def make_parameter(**sizes):
+def parameters(**sizes):
+  """Return the parameters of a T5 of some sizes, by name."""
   make = tiny.maker(tiny.sizes("1.1", **sizes), vocab_size=64)
   return params.named_params(jax.eval_shape(make, jax.random.key(0)))
-
-
-def refusal_of(do, *arguments, **named_arguments):
-  with pytest.raises(UserError) as caught:
-    do(*arguments, **named_arguments)
-  message = str(caught.value)
-  assert "\n" not in message
-  assert len(message) < 300
-  return message
 
 
 # Mesh
@@ -55,7 +49,7 @@ def test_mesh_has_every_axis_and_is_of_type_auto():
 
 
 @pytest.mark.parametrize(
-  "sizes, message_part",
+  "sizes, words",
   [
     ({"data": 4}, ["multiplies to 4", "found 8", "-1"]),
     ({"data": 16}, ["multiplies to 16", "found 8"]),
@@ -66,9 +60,9 @@ def test_mesh_has_every_axis_and_is_of_type_auto():
     ({"tensr": 8}, ["mesh.tensr", "unknown mesh axis", "tensor"]),
   ],
 )
-def test_meshes_that_do_not_fit_are_refused(sizes, message_part):
-  message = refusal_of(make_mesh, sizes)
-  assert all(part in message for part in message_part), message
+def test_meshes_that_do_not_fit_are_refused(sizes, words):
+  with refuses(*words):
+    make_mesh(sizes)
 
 
 # Rules
@@ -95,68 +89,63 @@ def test_a_recipe_changes_rules():
   assert rules(fsdp=8).table == DEFAULT
 
 
-def test_unknown_names_are_refused_with_the_nearest():
-  message = refusal_of(rules, {"embd": "fsdp"}, fsdp=8)
-  assert "rules.embd" in message
-  assert "did you mean 'embed'?" in message
-  message = refusal_of(rules, {"embed": "fspd"}, fsdp=8)
-  assert "rules.embed" in message
-  assert "'fspd'" in message
-  assert "did you mean 'fsdp'?" in message
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({"embd": "fsdp"}, ("rules.embd", "did you mean 'embed'?")),
+    ({"embed": "fspd"}, ("rules.embed", "'fspd'", "did you mean 'fsdp'?")),
+  ],
+)
+def test_unknown_names_are_refused_with_the_nearest(changes, words):
+  with refuses(*words):
+    rules(changes, fsdp=8)
 
 
-def test_tensor_must_divide_whole_heads():
-  """6 heads of 64 are 384 numbers, which 4 divides; but a head may not be cut."""
-  message = refusal_of(
-    rules(data=2, tensor=4).param_shardings, make_parameter(heads=6, head_dim=64, embed=64, mlp=64)
-  )
-  for part in (
-    "attention/layer/",
-    "/kernel",
-    "heads",
-    "6 ",
-    "width 64",
-    "tensor",
-    "into 4",
-    "rules.",
-  ):
-    assert part in message, (part, message)
-  split = rules(tensor=2).param_shardings(make_parameter(heads=6, head_dim=64, embed=64, mlp=64))
-  assert split["encoder/blocks/self_attention/layer/query/kernel"].spec == PartitionSpec(
-    None, None, "tensor"
-  )
-  assert split["encoder/blocks/self_attention/layer/out/kernel"].spec == PartitionSpec(
-    None, "tensor", None
-  )
-  assert split["encoder/position/table"].spec == PartitionSpec(None, "tensor")
+SIX_HEADS = dict(heads=6, head_dim=64, embed=64, mlp=64)
 
 
-def test_other_axes_that_do_not_divide_are_refused_by_name():
-  message = refusal_of(rules(fsdp=8).param_shardings, make_parameter(embed=20))
-  assert "embed" in message
-  assert "20 embed" in message
-  assert "embed->fsdp" in message
-  assert "into 8" in message
-  assert "rules.embed=None" in message
-  message = refusal_of(
-    rules({"embed": None}, tensor=8).param_shardings, make_parameter(heads=8, mlp=36)
-  )
-  assert "mlp" in message
-  assert "36 mlp" in message
-  assert "into 8" in message
-  message = refusal_of(
-    rules({"embed": ("fsdp", "data")}, data=2, fsdp=4).param_shardings, make_parameter(embed=12)
-  )
-  assert "fsdp+data" in message
-  assert "into 8" in message
+@pytest.mark.parametrize(
+  "changes, mesh, sizes, words",
+  [
+    # 6 heads of 64 are 384 numbers, which 4 divides; but a head may not be cut
+    (
+      None,
+      dict(data=2, tensor=4),
+      SIX_HEADS,
+      ("attention/layer/", "/kernel", "heads", "6 ", "width 64", "tensor", "into 4", "rules."),
+    ),
+    (None, dict(fsdp=8), dict(embed=20), ("20 embed", "embed->fsdp", "into 8", "rules.embed=None")),
+    ({"embed": None}, dict(tensor=8), dict(heads=8, mlp=36), ("mlp", "36 mlp", "into 8")),
+    (
+      {"embed": ("fsdp", "data")},
+      dict(data=2, fsdp=4),
+      dict(embed=12),
+      ("fsdp+data", "into 8"),
+    ),
+  ],
+)
+def test_axes_that_do_not_divide_are_refused_by_name(changes, mesh, sizes, words):
+  with refuses(*words):
+    rules(changes, **mesh).param_shardings(parameters(**sizes))
+
+
+def test_tensor_splits_heads():
+  shardings = rules(tensor=2).param_shardings(parameters(**SIX_HEADS))
+  attention = "encoder/blocks/self_attention/layer"
+  assert shardings[f"{attention}/query/kernel"].spec == PartitionSpec(None, None, "tensor")
+  assert shardings[f"{attention}/out/kernel"].spec == PartitionSpec(None, "tensor", None)
+  assert shardings["encoder/position/table"].spec == PartitionSpec(None, "tensor")
 
 
 def test_every_parameter_is_cut_by_fsdp_and_tensor_except_vectors():
-  shardings = rules(fsdp=4, tensor=2).param_shardings(make_parameter())
-  for name, p in make_parameter().items():
-    local = np.prod(shardings[name].shard_shape(p.shape))
-    ways = 1 if "scale" in name else 2 if "position" in name else 8
-    assert local * ways == np.prod(p.shape), name
+  shardings = rules(fsdp=4, tensor=2).param_shardings(parameters())
+  for name, p in parameters().items():
+    ways = 8
+    if "position" in name:
+      ways = 2
+    if "scale" in name:
+      ways = 1
+    assert math.prod(shardings[name].shard_shape(p.shape)) * ways == p.size, name
 
 
 # Activations
@@ -170,12 +159,12 @@ def test_constrain_pins_a_sharding_only_under_rules():
   @jax.jit
   def run(x):
     with r.activate():
-      return constrain(x, "batch", "length", "activation_mlp"), constrain(
-        x[:3], "batch", None, "activation_mlp"
-      )
+      whole = constrain(x, "batch", "length", "activation_mlp")
+      odd = constrain(x[:3], "batch", None, "activation_mlp")
+      return whole, odd
 
-  replicated, odd = run(jax.device_put(x, r.replicated))
-  assert replicated.sharding.spec == PartitionSpec(("data", "fsdp"), None, "tensor")
+  whole, odd = run(jax.device_put(x, r.replicated))
+  assert whole.sharding.spec == PartitionSpec(("data", "fsdp"), None, "tensor")
   # three rows cannot be cut into four: left whole
   assert odd.sharding.shard_shape(odd.shape) == (3, 4, 8)
   assert constrain(x, "batch", "length", "activation_mlp") is x
@@ -200,18 +189,14 @@ class Elsewhere:
     return {d: cuts[d] for d in self.devices}
 
 
-@pytest.mark.parametrize("process, rows", [(0, [*range(16)]), (1, [*range(16, 32)])])
+@pytest.mark.parametrize("process, rows", [(0, range(16)), (1, range(16, 32))])
 def test_local_rows_of_two_processes(process, rows):
   mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
-  sharding = NamedSharding(mesh, PartitionSpec("data"))
-  assert (
-    local_rows(
-      Elsewhere(sharding, mesh.devices[2 * process : 2 * process + 2].ravel()), 32
-    ).tolist()
-    == rows
-  )
-  replicated = NamedSharding(mesh, PartitionSpec())
-  assert local_rows(Elsewhere(replicated, mesh.devices[:2].ravel()), 32).tolist() == [*range(32)]
+  devices = mesh.devices[2 * process : 2 * process + 2].ravel()
+  split = Elsewhere(NamedSharding(mesh, PartitionSpec("data")), devices)
+  replicated = Elsewhere(NamedSharding(mesh, PartitionSpec()), devices)
+  assert local_rows(split, 32).tolist() == [*rows]
+  assert local_rows(replicated, 32).tolist() == [*range(32)]
 
 
 @pytest.mark.parametrize(
@@ -219,20 +204,18 @@ def test_local_rows_of_two_processes(process, rows):
 )
 def test_rows_of_hosts_on_a_torus_are_sets_that_cover_the_batch(axes):
   devices = np.array(jax.devices())
-  mesh = Mesh(
-    devices[np.random.default_rng(0).permutation(8)].reshape(tuple(axes.values())), tuple(axes)
-  )
+  order = np.random.default_rng(0).permutation(8)
+  mesh = Mesh(devices[order].reshape(tuple(axes.values())), tuple(axes))
   sharding = NamedSharding(mesh, PartitionSpec(tuple(a for a in axes if a != "tensor")))
   shards = sharding.devices_indices_map((32,))
-  hosts_by_row = {}
+  rows_of_hosts = set()
   for host in range(4):
     host_devices = devices[2 * host : 2 * host + 2]
     rows = local_rows(Elsewhere(sharding, host_devices), 32)
-    assert (np.diff(rows) > 0).all()
     host_rows = {row for device in host_devices for row in range(*shards[device][0].indices(32))}
-    assert set(rows.tolist()) == host_rows
-    hosts_by_row[host] = host_rows
-  assert set().union(*hosts_by_row.values()) == set(range(32))
+    assert rows.tolist() == sorted(host_rows)
+    rows_of_hosts |= host_rows
+  assert rows_of_hosts == set(range(32))
 
 
 @pytest.mark.parametrize(
@@ -276,15 +259,14 @@ def test_a_matmul_on_a_mesh_equals_one_devices(mesh):
   tokens = r.sharding(("batch", "length", None))
   args = jax.device_put((x, kernel, g), (tokens, r.sharding(axes), tokens))
   actual = run(*args)
-  for gradient, expected in zip(actual, gradients(x, kernel, g), strict=True):
-    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
+  assert_trees_close(actual, jax.jit(gradients)(x, kernel, g), rtol=1e-5, atol=1e-5)
   assert actual[2].sharding.is_equivalent_to(r.sharding(axes), 2)
   program = run.lower(*args).compile().as_text()
   assert "reduce-scatter" in program
   assert "all-gather" in program
-  # Of the kernel, gathers are along `embed` alone: neither it nor its gradient is ever whole along
-  # `tensor`.
-  assert (mesh.get("tensor", 1) == 1) == bool(re.search(r"f32\[16,32\]\S* all-gather", program))
+  # Gathers of the kernel are along `embed` alone: it is never whole along `tensor`.
+  gathers_all = re.search(r"f32\[16,32\]\S* all-gather", program) is not None
+  assert gathers_all == ("tensor" not in mesh)
   # which XLA's CPU compiler does not survive by itself
   low = run(args[0].astype(jnp.bfloat16), args[1], args[2])
   np.testing.assert_allclose(low[2], actual[2], rtol=0.1, atol=0.1)
@@ -305,18 +287,19 @@ def test_layers_of_one_input_gather_their_kernels_at_once(mesh, gathers):
     with r.activate():
       return apply_jointly(layers, x)
 
+  def outputs_of_each(layers, x):
+    return [layer(x) for layer in layers]
+
   def gradients(run):
-    return jax.grad(
-      lambda layers, x: sum(jnp.sum(jnp.sin(y)) for y in run(layers, x)), argnums=(0, 1)
-    )
+    def loss(layers, x):
+      return sum(jnp.sum(jnp.sin(y)) for y in run(layers, x))
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1)))
 
   arguments = jax.device_put((layers, x), (shardings, r.sharding(("batch", "length", None))))
-  actual = jax.jit(gradients(outputs))(*arguments)
-  expected = gradients(lambda layers, x: [layer(x) for layer in layers])(layers, x)
-  for gradient, expected_gradient in zip(
-    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
-  ):
-    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
+  actual = gradients(outputs)(*arguments)
+  expected = gradients(outputs_of_each)(layers, x)
+  assert_trees_close(actual, expected, rtol=1e-5, atol=1e-5)
   assert jax.jit(outputs).lower(*arguments).as_text().count("dot_general") == gathers
 
 
@@ -336,9 +319,8 @@ def test_a_token_table_is_gathered_in_the_dtype_of_its_vectors_and_its_gradient_
 
   table = embed.table[...]
   arguments = jax.device_put((table, ids), (r.sharding(("vocab", "embed")), r.batch()))
-  np.testing.assert_array_equal(
-    jax.jit(run)(*arguments), np.asarray(table.astype(jnp.bfloat16))[ids]
-  )
+  vectors = np.asarray(table.astype(jnp.bfloat16))[ids]
+  np.testing.assert_array_equal(jax.jit(run)(*arguments), vectors)
   counts = np.bincount(ids.ravel(), minlength=8)[:, None] * np.ones(16)
   np.testing.assert_allclose(jax.jit(gradient)(*arguments), counts, rtol=2**-8)
   assert re.search(r"sharding_constraint.*<8x16xbf16>", jax.jit(run).lower(*arguments).as_text())
@@ -358,9 +340,8 @@ def test_an_exchange_in_stages_equals_one_all_to_all(mesh, lengths, monkeypatch)
   @jax.jit
   def run(x, g):
     with r.activate():
-      y, pull = jax.vjp(
-        lambda x: exchange(x, ("batch", "length", "embed"), ("batch", "length", None)), x
-      )
+      axes = ("batch", "length", "embed"), ("batch", "length", None)
+      y, pull = jax.vjp(lambda x: exchange(x, *axes), x)
       return y, *pull(g)
 
   arguments = jax.device_put((x, g), r.sharding(("batch",)))
@@ -371,9 +352,14 @@ def test_an_exchange_in_stages_equals_one_all_to_all(mesh, lengths, monkeypatch)
   assert run.lower(*arguments).as_text().count("all_to_all") >= 4
 
 
-class OnTorus:
+class DeviceOfTorus:
   def __init__(self, *coords):
     self.coords = coords
+
+
+def torus_of(*sizes):
+  """Return the devices of a torus, the last coordinate the fastest."""
+  return [DeviceOfTorus(*coords) for coords in np.ndindex(*sizes)]
 
 
 def test_a_torus_has_a_stage_for_each_dimension():
@@ -382,36 +368,27 @@ def test_a_torus_has_a_stage_for_each_dimension():
   def mesh(devices):
     return Mesh(np.array(devices), AXES[1 : 1 + np.array(devices).ndim])
 
-  torus = [OnTorus(x, y, 0) for x in range(2) for y in range(4)]
+  torus = torus_of(2, 4, 1)
   assert exchange_stages(mesh(jax.devices()), "data") == [None]
   assert exchange_stages(mesh(torus[:4]), "data") == [None]
   stages = exchange_stages(mesh(torus), "data")
   assert stages == [[[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
-  assert (
-    len(
-      exchange_stages(
-        mesh([OnTorus(x, y, z) for x in range(2) for y in range(2) for z in range(2)]), "data"
-      )
-    )
-    == 3
-  )
+  assert len(exchange_stages(mesh(torus_of(2, 2, 2)), "data")) == 3
   assert exchange_stages(mesh(np.array(torus).reshape(2, 4)), "fsdp") == [None]
   # no sums over 3: joined to the 4
-  threes = [OnTorus(x, y, z) for x in range(3) for y in range(4) for z in range(2)]
-  assert [len(groups[0]) for groups in exchange_stages(mesh(threes), "data")] == [12, 2]
+  stages_of_threes = exchange_stages(mesh(torus_of(3, 4, 2)), "data")
+  assert [len(groups[0]) for groups in stages_of_threes] == [12, 2]
 
   def scatter(x, groups):
     for group in groups:
       x = jax.lax.psum_scatter(x, "data", tiled=True, axis_index_groups=group)
     return x
 
-  real = Mesh(np.array(jax.devices()), ("data",))
   spec = PartitionSpec("data")
+  specs = dict(mesh=mesh(jax.devices()), in_specs=spec, out_specs=spec, check_vma=False)
   x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
 
   def run(groups):
-    return jax.shard_map(
-      lambda x: scatter(x, groups), mesh=real, in_specs=spec, out_specs=spec, check_vma=False
-    )(x)
+    return jax.shard_map(lambda x: scatter(x, groups), **specs)(x)
 
   np.testing.assert_allclose(run(stages), run([None]), rtol=1e-5)
