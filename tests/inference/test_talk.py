@@ -1,12 +1,8 @@
-"""Conversations with a model in a terminal and on a page; streamed answers equal `predict`'s."""
+"""Conversations with a model in a terminal; streamed answers equal `predict`'s."""
 
-import http.client
 import io
 import json
 import re
-import shutil
-import subprocess
-import threading
 
 import jax
 import pytest
@@ -15,7 +11,7 @@ import published_models
 from t5x_like import chat, predict, train
 from t5x_like.data.supervised.chat import Message
 from t5x_like.errors import UserError
-from t5x_like.inference import terminal, web
+from t5x_like.inference import terminal
 from t5x_like.library import model as saved_model
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
@@ -238,83 +234,3 @@ def test_a_terminal_keeps_the_conversation():
     (2, 0.5),
   ]
   assert echo.calls[-1][0] == [Message("system", "Be kind."), Message("user", "four")]
-
-
-@pytest.fixture
-def server():
-  about = {
-    "name": "<b>runs</b>",
-    "description": Echo.description,
-    "temperature": 0.7,
-    "system": None,
-  }
-  web_server = web.Server(Echo(), 0, about)
-  thread = threading.Thread(target=web_server.serve_forever, daemon=True)
-  thread.start()
-  yield web_server
-  web_server.shutdown()
-  web_server.server_close()
-
-
-def request(server, method, path, body=None, **headers):
-  """Return (status, text) of the answer to a request."""
-  connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-  connection.request(method, path, body, {"Content-Type": "application/json", **headers})
-  response = connection.getresponse()
-  return response.status, response.read().decode()
-
-
-def test_a_page_streams_answers_on_this_machine_alone(server):
-  assert request(server, "GET", "/")[0] == 200
-  _, about = request(server, "GET", "/about")
-  assert json.loads(about)["description"] == "It repeats."
-  body = json.dumps({"messages": [{"role": "user", "content": "héllo"}], "temperature": 0.3})
-  assert request(server, "POST", "/say", body) == (200, "héllo")
-  assert server.talk.calls == [([Message("user", "héllo")], 0.3)]
-  refused = json.dumps({"messages": [{"role": "user", "content": "long"}]})
-  assert request(server, "POST", "/say", refused)[1] == "[too long]"
-  assert request(server, "POST", "/say", body, Origin="http://elsewhere.example")[0] == 403
-  assert request(server, "GET", "/", Host="elsewhere.example")[0] == 403
-  assert request(server, "POST", "/say", body, **{"Content-Type": "text/plain"})[0] == 404
-  for invalid_body in (
-    "",
-    "[]",
-    "{}",
-    '{"messages": []}',
-    '{"messages": [{"role": "root", "content": ""}]}',
-    "[" * 9999,
-  ):
-    assert request(server, "POST", "/say", invalid_body)[0] == 400, invalid_body
-  assert len(server.talk.calls) == 2
-
-
-CHROMIUM = (
-  shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; on Debian: apt-get install chromium")
-def test_a_browser_shows_messages_and_answers_as_text(server, tmp_path, monkeypatch):
-  """The page sends a message by itself; the message and its answer are never shown as HTML."""
-  script = (
-    "document.getElementById('text').value='<i>hi</i>';document.getElementById('send').click()"
-  )
-  page = web.PAGE.read_text().replace(
-    "    reset();\n  });", "    reset();\n    " + script + ";\n  });"
-  )
-  scripted_page = tmp_path / "chat.html"
-  scripted_page.write_text(page)
-  monkeypatch.setattr(web, "PAGE", scripted_page)
-  command = [
-    CHROMIUM,
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--virtual-time-budget=8000",
-    "--dump-dom",
-    f"http://localhost:{server.server_port}/",
-  ]
-  dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-  assert '<div class="turn user">&lt;i&gt;hi&lt;/i&gt;</div>' in dom
-  assert '<div class="turn assistant">&lt;i&gt;hi&lt;/i&gt;</div>' in dom
-  assert "&lt;b&gt;runs&lt;/b&gt;</b>" in dom

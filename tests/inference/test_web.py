@@ -11,26 +11,40 @@ import time
 
 import pytest
 
+from t5x_like.data.supervised.chat import Message
+from t5x_like.errors import UserError
 from t5x_like.inference import web
 
 
-class Talk:
-  description = "It answers."
+class Echo:
+  """A stand-in for a `Talk`, which repeats the last message in two pieces.
+
+  Attributes:
+    calls: the messages and the temperature of each call.
+  """
+
+  description = "It repeats."
+
+  def __init__(self):
+    self.calls = []
 
   def __call__(self, messages, temperature):
-    if messages[-1].content == "long":
-      while True:
-        yield "x" * 100_000
-    if messages[-1].content == "bug":
+    self.calls.append((list(messages), temperature))
+    text = messages[-1].content
+    if text == "bug":
       raise ZeroDivisionError
-    yield "answer"
+    if text == "too long":
+      raise UserError(text)
+    while text == "endless":
+      yield "x" * 100_000
+    yield text[:1]
+    yield text[1:]
 
 
 @pytest.fixture
 def server():
-  server = web.Server(
-    Talk(), 0, {"name": "n", "description": "t", "temperature": 0.7, "system": None}
-  )
+  facts = {"name": "<b>runs</b>", "description": Echo.description, "temperature": 0.7}
+  server = web.Server(Echo(), 0, facts | {"system": None})
   threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
   yield server
   server.shutdown()
@@ -41,11 +55,17 @@ def body(text, **more):
   return json.dumps({"messages": [{"role": "user", "content": text}]} | more)
 
 
-def say(server, content, **headers):
+def request(server, method, path, content=None, **headers):
+  """Return (status, text) of the answer to a request."""
   connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-  connection.request("POST", "/say", content, {"Content-Type": "application/json", **headers})
+  headers = {"Content-Type": "application/json", **headers}
+  connection.request(method, path, content, headers)
   response = connection.getresponse()
   return response.status, response.read().decode()
+
+
+def say(server, content, **headers):
+  return request(server, "POST", "/say", content, **headers)
 
 
 def send(server, text):
@@ -54,22 +74,46 @@ def send(server, text):
   return connection
 
 
+def test_a_page_streams_answers_of_the_model(server):
+  assert request(server, "GET", "/")[0] == 200
+  _, facts = request(server, "GET", "/about")
+  assert json.loads(facts)["description"] == "It repeats."
+  assert say(server, body("héllo", temperature=0.3)) == (200, "héllo")
+  assert server.talk.calls == [([Message("user", "héllo")], 0.3)]
+  assert say(server, body("too long"))[1] == "[too long]"
+
+
+def test_a_page_answers_this_machine_alone(server):
+  assert say(server, body("hi"), Origin="http://elsewhere.example")[0] == 403
+  assert request(server, "GET", "/", Host="elsewhere.example")[0] == 403
+  assert say(server, body("hi"), **{"Content-Type": "text/plain"})[0] == 404
+  assert server.talk.calls == []
+
+
 POST = "POST /say HTTP/1.1\r\nHost: HOST\r\nContent-Type: application/json\r\nContent-Length: "
 
 
 @pytest.mark.parametrize(
   "content",
   [
+    "",
+    "[]",
+    "{}",
+    '{"messages": []}',
+    '{"messages": [{"role": "root", "content": ""}]}',
+    "[" * 9999,
     '{"messages":[{"role":"user","content":"a"}],"temperature":' + "1" * 400 + "}",
     '{"messages":[{"role":"user","content":"a"}],"temperature":' + "1" * 5000 + "}",
     '{"messages":[{"role":"user","content":"a"}],"temperature":NaN}',
     '{"messages":[{"role":"user","content":"\\ud800"}]}',
     '{"messages":[{"role":"user","content":1}]}',
   ],
+  ids=range(11),
 )
-def test_numbers_and_letters_that_cannot_be_are_refused(content, server, capsys):
+def test_messages_and_numbers_that_cannot_be_are_refused(content, server, capsys):
   assert say(server, content)[0] == 400
-  assert say(server, body("hi")) == (200, "answer")
+  assert server.talk.calls == []
+  assert say(server, body("hi")) == (200, "hi")
   assert capsys.readouterr().err == ""
 
 
@@ -83,10 +127,8 @@ def test_lengths_that_cannot_be_are_refused(length, server, capsys):
 def test_slow_clients_are_ended_and_do_not_keep_others_waiting(server, monkeypatch, capsys):
   monkeypatch.setattr(web, "_READ_SECONDS", 0.3)
   before = threading.active_count()
-  slow = [send(server, f"{POST}1000\r\n\r\nabc") for _ in range(5)] + [
-    send(server, "GET / HT") for _ in range(5)
-  ]
-  assert say(server, body("hi")) == (200, "answer")
+  slow = [send(server, text) for text in 5 * (f"{POST}1000\r\n\r\nabc", "GET / HT")]
+  assert say(server, body("hi")) == (200, "hi")
   deadline = time.monotonic() + 20
   while threading.active_count() > before and time.monotonic() < deadline:
     time.sleep(0.02)
@@ -97,10 +139,10 @@ def test_slow_clients_are_ended_and_do_not_keep_others_waiting(server, monkeypat
 
 def test_a_reader_that_stops_reading_loses_its_answer(server, monkeypatch):
   monkeypatch.setattr(web._Handler, "timeout", 0.3)
-  content = body("long")
+  content = body("endless")
   stalled = send(server, f"{POST}{len(content)}\r\n\r\n{content}")
   assert stalled.recv(10)
-  assert say(server, body("hi")) == (200, "answer")
+  assert say(server, body("hi")) == (200, "hi")
 
 
 def test_an_error_of_the_model_is_one_line(server, capsys):
@@ -163,3 +205,34 @@ def test_reset_during_an_answer_begins_an_empty_conversation(tmp_path):
     ["user"],
     ["user", "assistant", "user"],
   ]
+
+
+CHROMIUM = (
+  shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; on Debian: apt-get install chromium")
+def test_a_browser_shows_messages_and_answers_as_text(server, tmp_path, monkeypatch):
+  """The page sends a message by itself; the message and its answer are never shown as HTML."""
+  page = web.PAGE.read_text()
+  script = (
+    "document.getElementById('text').value='<i>hi</i>'; document.getElementById('send').click();"
+  )
+  page = page.replace("    reset();\n  });", f"    reset();\n    {script}\n  }});")
+  scripted_page = tmp_path / "chat.html"
+  scripted_page.write_text(page)
+  monkeypatch.setattr(web, "PAGE", scripted_page)
+  command = [
+    CHROMIUM,
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--virtual-time-budget=8000",
+    "--dump-dom",
+    f"http://localhost:{server.server_port}/",
+  ]
+  dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+  assert '<div class="turn user">&lt;i&gt;hi&lt;/i&gt;</div>' in dom
+  assert '<div class="turn assistant">&lt;i&gt;hi&lt;/i&gt;</div>' in dom
+  assert "&lt;b&gt;runs&lt;/b&gt;</b>" in dom
