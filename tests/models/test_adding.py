@@ -11,9 +11,9 @@ import pytest
 from flax import nnx
 
 import t5x_like.models
+from refusals import refuses
 from t5x_like import slots
 from t5x_like.architectures import heads
-from t5x_like.errors import UserError
 from t5x_like.nn import cores, params, positions
 
 CORE = '''
@@ -134,95 +134,76 @@ def test_a_family_is_one_file(toys):
   assert "toy" in slots.names(t5x_like.models)
   assert run(make_model())["logits"].shape == (2, 7, 32)
   assert make_model(tokens={"pad": 3}).variant.tokens.pad == 3
-  with pytest.raises(
-    UserError, match=r"config\.model\.variant: found 'smal'.*did you mean 'small'"
-  ):
-    make_model(variant="smal")
-  with pytest.raises(
-    UserError,
-    match=r"config\.model\.haed: unknown key \(did you mean "
-    r"'head'\?\); it takes",
-  ):
-    make_model(haed="none")
-
-
-def test_an_attribute_of_an_older_position_is_refused_with_its_new_name(toys, monkeypatch):
-  toy = importlib.import_module("t5x_like.nn.positions.toy")
-  monkeypatch.setattr(toy.Toy, "place", "inputs", raising=False)
-  with pytest.raises(
-    UserError,
-    match=r"config\.model\.design\.position: Toy declares 'place', which is now 'owner'; rename it",
-  ):
-    make_model(design={"position": "toy"})
 
 
 def test_a_core_is_one_file(toys):
   model = make_model(design={"core": {"name": "toy", "power": 2}})
   attention = model.encoder.blocks.self_attention.layer
   assert (attention.core.name, attention.core.power) == ("toy", 2)
-  value = np.asarray(run(model)["logits"])
-  assert np.isfinite(value).all()
-  assert not np.allclose(value, run(make_model(design={"core": "toy"}))["logits"])
-  with pytest.raises(
-    UserError,
-    match=r"config\.model\.design\.core\.power: found 0 .*expected a "
-    r"whole number above 0",
-  ):
-    make_model(design={"core": {"name": "toy", "power": 0}})
-  with pytest.raises(
-    UserError,
-    match=r"config\.model\.design\.core\.dims: unknown key; it takes "
-    r"power",
-  ):
-    make_model(design={"core": {"name": "toy", "dims": 3}})
-  with pytest.raises(
-    UserError, match="attention core 'toy' cannot do a position bias on the logits"
-  ):
+  squared = np.asarray(run(model)["logits"])
+  linear = run(make_model(design={"core": "toy"}))["logits"]
+  assert np.isfinite(squared).all()
+  assert not np.allclose(squared, linear)
+  of_encoder = make_model(design={"core": {"encoder": "toy"}})
+  assert of_encoder.encoder.blocks.self_attention.layer.core.name == "toy"
+  with refuses("attention core 'toy' cannot do a position bias on the logits"):
     run(make_model(design={"core": "toy", "position": "alibi"}))
-  core = make_model(design={"core": {"encoder": "toy"}}).encoder.blocks.self_attention.layer.core
-  assert core.name == "toy"
-  with pytest.raises(
-    UserError,
-    match=r"config\.model\.design\.core\.encoder\.powr: .*did you "
-    r"mean 'power'",
-  ):
-    make_model(design={"core": {"encoder": {"name": "toy", "powr": 1}}})
 
 
 def test_a_position_is_one_file(toys):
   model = make_model(design={"position": {"name": "toy", "step": 0.5}})
   assert [n for n in params.named_params(model) if "position" in n] == ["inputs/position/way"]
-  plain = run(make_model())
-  moved = run(model)
-  assert not np.allclose(plain["logits"], moved["logits"])
-  with pytest.raises(
-    UserError,
-    match=r"config\.model\.design\.position\.stepp: .*did you mean "
-    r"'step'",
-  ):
-    make_model(design={"position": {"name": "toy", "stepp": 0.5}})
-  with pytest.raises(
-    UserError,
-    match=r"config\.model\.design\.position: found 'toy' mixed with "
-    r"others",
-  ):
-    make_model(design={"position": ["toy", "rope"]})
+  assert not np.allclose(run(make_model())["logits"], run(model)["logits"])
 
 
 def test_a_head_is_one_file(toys):
   assert run(make_model(head={"name": "toy", "parts": 4}))["logits"].shape == (2, 4, 4)
-  with pytest.raises(
-    UserError,
-    match=r"config\.model\.head\.part: unknown key \(did you mean "
-    r"'parts'\?\)",
-  ):
-    make_model(head={"name": "toy", "part": 4})
-  with pytest.raises(
-    UserError,
-    match=r"config\.model\.head: found 'tou', expected one of .*did "
-    r"you mean 'toy'",
-  ):
-    make_model(head="tou")
+
+
+@pytest.mark.parametrize(
+  "config, words",
+  [
+    ({"variant": "smal"}, ("variant: found 'smal'", "did you mean 'small'")),
+    ({"haed": "none"}, ("haed: unknown key (did you mean 'head'?); it takes",)),
+    (
+      {"design": {"core": {"name": "toy", "power": 0}}},
+      ("design.core.power: found 0", "expected a whole number above 0"),
+    ),
+    (
+      {"design": {"core": {"name": "toy", "dims": 3}}},
+      ("design.core.dims: unknown key; it takes power",),
+    ),
+    (
+      {"design": {"core": {"encoder": {"name": "toy", "powr": 1}}}},
+      ("design.core.encoder.powr: ", "did you mean 'power'"),
+    ),
+    (
+      {"design": {"position": {"name": "toy", "stepp": 0.5}}},
+      ("design.position.stepp: ", "did you mean 'step'"),
+    ),
+    (
+      {"design": {"position": ["toy", "rope"]}},
+      ("design.position: found 'toy' mixed with others",),
+    ),
+    (
+      {"head": {"name": "toy", "part": 4}},
+      ("head.part: unknown key (did you mean 'parts'?)",),
+    ),
+    ({"head": "tou"}, ("head: found 'tou', expected one of ", "did you mean 'toy'")),
+  ],
+  ids=str,
+)
+def test_names_and_arguments_that_a_part_lacks_are_refused(config, words, toys):
+  key, *other_words = words
+  with refuses(f"config.model.{key}", *other_words):
+    make_model(**config)
+
+
+def test_an_attribute_of_an_older_position_is_refused_with_its_new_name(toys, monkeypatch):
+  toy = importlib.import_module("t5x_like.nn.positions.toy")
+  monkeypatch.setattr(toy.Toy, "place", "inputs", raising=False)
+  with refuses("config.model.design.position: Toy declares 'place', which is now 'owner'"):
+    make_model(design={"position": "toy"})
 
 
 @pytest.mark.parametrize("package", [cores, positions, heads], ids=lambda package: package.__name__)

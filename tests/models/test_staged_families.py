@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from refusals import refuses
 from t5x_like.architectures.image_encoder import drop_path_shares
 from t5x_like.architectures.windows import PatchMerging, WindowAttention
-from t5x_like.errors import UserError
 from t5x_like.interop.families import swin as swin_files
-from t5x_like.models import swin
 from t5x_like.nn import params
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.cores.short import Short
@@ -78,10 +77,9 @@ def test_windows_in_the_kernel_of_short_sequences_equal_dense_ones(rows, columns
 
     return jax.tree.leaves(jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(x_BTD, state))
 
-  for got, expected in zip(
-    outputs_and_gradients(Short()), outputs_and_gradients(Dense()), strict=True
-  ):
-    assert_close(got, expected)
+  results = zip(outputs_and_gradients(Short()), outputs_and_gradients(Dense()), strict=True)
+  for short, dense in results:
+    assert_close(short, dense)
 
 
 def test_merging_puts_squares_side_by_side():
@@ -118,8 +116,8 @@ def test_rates_of_dropped_paths_grow_from_layer_to_layer():
   (first, last), *runs = (
     jax.tree.map(np.asarray, stages(key)) for key in (None, jax.random.key(0), jax.random.key(1))
   )
-  for other_order, after in runs:
-    np.testing.assert_array_equal(other_order, first)  # its rate is 0
+  for other_first, after in runs:
+    np.testing.assert_array_equal(other_first, first)  # its rate is 0
     assert np.abs(after - last).max() > 0.1
   entry = np.asarray(model.stage_2.entry(jnp.asarray(first), None, None, None)[0])
   dropped = [np.abs(after - entry).max((1, 2)) < 1e-6 for _, after in runs]
@@ -164,58 +162,44 @@ def test_offsets_on_a_logarithmic_scale_keep_their_place_in_another_window():
 
 
 @pytest.mark.parametrize(
-  "family, changes, message",
+  "family, changes, words",
   [
-    (
-      "swin",
-      {"window": 7},
-      "config.model.window: images of 11 pixels have 6 patches of 2 in a row, expected at least",
-    ),
-    ("swin", {"heads": (2,)}, "heads: found 1 for 2 stages"),
-    ("swin", {"class_tokens": 1}, "config.model.class_tokens: found 1, models in stages have none"),
-    ("swin_v2", {"pretrained_windows": (2,)}, "pretrained_windows: found 1 for 2 stages"),
-    ("swin", {"head": {"name": "reconstruction"}}, "config.model.head: found .*reconstruction"),
+    ("swin", {"window": 7}, ("config.model.window", "11 pixels have 6 patches of 2 in a row")),
+    ("swin", {"heads": (2,)}, ("heads: found 1 for 2 stages",)),
+    ("swin", {"class_tokens": 1}, ("config.model.class_tokens: found 1",)),
+    ("swin_v2", {"pretrained_windows": (2,)}, ("pretrained_windows: found 1 for 2 stages",)),
+    ("swin", {"head": {"name": "reconstruction"}}, ("config.model.head: found ", "reconstruction")),
   ],
 )
-def test_sizes_that_do_not_fit_are_refused(family, changes, message):
-  with pytest.raises(UserError, match=message):
+def test_sizes_that_do_not_fit_are_refused(family, changes, words):
+  with refuses(*words):
     families.abstract(case(family, **changes))
 
 
 @pytest.mark.parametrize(
-  "changes, message",
+  "position, words",
   [
-    (
-      {"patch_position": "learned_2d"},
-      "config.model.patch_position: found 'learned_2d'; .* only 'none' or 'learned_1d'",
-    ),
-    (
-      {"patch_position": "learned_1d"},
-      "config.model.resolution: found 11, no multiple of the patch's 2",
-    ),
+    ("learned_2d", ("patch_position: found 'learned_2d'", "only 'none' or 'learned_1d'")),
+    ("learned_1d", ("resolution: found 11, no multiple of the patch's 2",)),
   ],
 )
-def test_positions_of_patches_that_hugging_face_lacks_are_refused(changes, message):
-  with pytest.raises(UserError, match=message):
-    swin_files.TYPES[0].write(families.abstract(case("swin", **changes)))
+def test_positions_of_patches_that_hugging_face_lacks_are_refused(position, words):
+  with refuses(*words):
+    swin_files.TYPES[0].write(families.abstract(case("swin", patch_position=position)))
 
 
 @pytest.mark.parametrize("family", ["swin", *topics.cases("OBLONG_IMAGES")])
 @pytest.mark.parametrize(
-  "shape, message",
+  "shape, key",
   [((1, 11, 11, 1), "config.model.channels"), ((1, 8, 8, 3), "config.model.resolution")],
 )
-def test_images_of_another_kind_are_refused(family, shape, message):
-  with pytest.raises(UserError, match=message):
-    jax.eval_shape(
-      lambda m, x: m({"image": x}),
-      families.abstract(case(family)),
-      jax.ShapeDtypeStruct(shape, jnp.float32),
-    )
+def test_images_of_another_kind_are_refused(family, shape, key):
+  model = families.abstract(case(family))
+  image = jax.ShapeDtypeStruct(shape, jnp.float32)
+  with refuses(key):
+    jax.eval_shape(lambda m, x: m({"image": x}), model, image)
 
 
 def test_registers_are_refused_where_there_are_stages():
-  with pytest.raises(
-    UserError, match="config.model.registers: found 4, but this family in stages has none"
-  ):
-    swin.Model(nnx.Rngs(0), variant="swin-t", registers=4)
+  with refuses("config.model.registers: found 4"):
+    families.abstract(case("swin"), registers=4)

@@ -1,6 +1,8 @@
 """Meshes start on all TPU slices, and each row is read by the hosts that need it alone."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -21,11 +23,9 @@ SEVERAL = [*MESHES, {"fsdp": 8, "tensor": -1}, {"fsdp": 2, "sequence": 2, "tenso
 def assert_every_row_is_read(devices, sizes, rows=2):
   """Make the mesh, and compare each host's rows with those of its devices."""
   rules = Rules.make(make_mesh(sizes, devices))
-  sharding = rules.batch()
   batch = rows * rules.ways("batch")
-  rows_of_process = rows_by_process(sharding, batch)
-  assert sorted(rows_of_process) == sorted({device.process_index for device in devices})
-  expected = {process: set() for process in rows_of_process}
+  rows_of_process = rows_by_process(rules.batch(), batch)
+  expected = {device.process_index: set() for device in devices}
   readers = np.zeros(batch, int)
   mesh = rules.mesh
   for coordinates, device in np.ndenumerate(mesh.devices):
@@ -36,9 +36,9 @@ def assert_every_row_is_read(devices, sizes, rows=2):
     process_rows = range(number * rows, (number + 1) * rows)
     expected[device.process_index].update(process_rows)
     readers[list(process_rows)] += 1
-  assert {process: sorted(process_rows) for process, process_rows in expected.items()} == {
-    p: r.tolist() for p, r in rows_of_process.items()
-  }
+  assert rows_of_process.keys() == expected.keys()
+  for process, process_rows in expected.items():
+    assert rows_of_process[process].tolist() == sorted(process_rows)
   assert (readers == len(devices) // rules.ways("batch")).all()
   if rules.ways("batch") == len(devices):
     assert sum(map(len, rows_of_process.values())) == batch  # each row exactly once
@@ -85,7 +85,7 @@ def test_nodes_of_gpus_may_be_slices():
 @pytest.mark.parametrize(
   "topology, sizes", [("v5e:4x4", {"data": -1}), ("v5e:4x8", {"data": 8, "fsdp": 4})], ids=str
 )
-def test_hosts_of_a_slice_train_as_one_device(topology, sizes, tmp_path, quick_cache):
+def test_hosts_of_a_slice_train_as_one_device(topology, sizes, tmp_path):
   """4 and 8 real processes have CPU devices that are arranged as a slice's."""
   devices = SLICES[topology, 1]
   hosts = len({device.process_index for device in devices})
@@ -95,13 +95,10 @@ def test_hosts_of_a_slice_train_as_one_device(topology, sizes, tmp_path, quick_c
     "--config.checkpoint.every=4",
     "--config.model.dropout=0.0",
   ]
-  code, output = run(train(tmp_path / "one", *flags), cache=quick_cache)
+  code, output = run(train(tmp_path / "one", *flags), cache=tmp_path / "compiled")
   assert code == 0, output
-  arranged = [
-    *train(
-      tmp_path / "slice", *flags, *(f"--config.mesh.{axis}={size}" for axis, size in sizes.items())
-    )
-  ]
+  mesh_flags = [f"--config.mesh.{axis}={size}" for axis, size in sizes.items()]
+  arranged = train(tmp_path / "slice", *flags, *mesh_flags)
   arranged[1:3] = ["-m", "tests.parallel.arranged", topology]
   launcher = [
     arranged[0],
@@ -109,21 +106,13 @@ def test_hosts_of_a_slice_train_as_one_device(topology, sizes, tmp_path, quick_c
     f"--processes={hosts}",
     f"--devices_per_process={len(devices) // hosts}",
   ]
-  code, output = run([*launcher, "--", *arranged], cache=quick_cache)
+  code, output = run([*launcher, "--", *arranged], cache=tmp_path / "compiled")
   assert code == 0, output
   assert f"of {hosts} processes" in output, output
   slice_losses = losses(tmp_path / "slice")
   single_losses = losses(tmp_path / "one")
-  assert len(slice_losses) == 4, (slice_losses, single_losses)
-  assert np.abs(np.subtract(slice_losses, single_losses)).max() < 1e-5, (
-    slice_losses,
-    single_losses,
-  )
-
-
-@pytest.fixture
-def quick_cache(tmp_path):
-  return tmp_path / "compiled"
+  assert len(slice_losses) == 4
+  np.testing.assert_allclose(slice_losses, single_losses, atol=1e-5)
 
 
 @pytest.mark.heavy
@@ -133,9 +122,6 @@ def test_stored_layouts_are_the_compilers():
     hardware.library()
   except UserError as error:
     pytest.skip(str(error))
-  import subprocess
-  import sys
-
   program = (
     "import json, sys\nsys.path.append('tests')\nfrom tests.parallel.layouts import *\n"
     "from tests.parallel.test_slices import assert_every_row_is_read\n"
