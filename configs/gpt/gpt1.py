@@ -5,7 +5,7 @@
   python -m t5x_like.train --config=configs/gpt/gpt1.py --workdir=runs/gpt1
 
 Batches have 64 windows of 512 tokens. Adam's rate rises to 2.5e-4 over 2,000 steps and falls to 0
-on a half cosine. The weight decay of 0.01 spares biases and gains, and dropout is 0.1. The paper's
+on a half cosine. Weight decay is 0.01, except for biases and gains, and dropout is 0.1. The paper's
 100 epochs of BooksCorpus are about 3,000,000 steps; set `total_steps` for another corpus.
 
 Hardware: eight accelerators.
@@ -31,7 +31,7 @@ LAPTOP = {
 def get_config():
   config = defaults()
 
-  # 40,478 ids, rounded up
+  # GPT-1's 40,478 ids, rounded up to a multiple of 128
   config.model = {"name": "gpt", "variant": "gpt1", "vocab_size": 40_576, "dropout": 0.1}
   config.task = {
     "name": "causal_lm",

@@ -1,24 +1,24 @@
 """Files at paths and addresses: the one way to name, open, read, list, lock and commit them.
 
-`paths.as_path` takes a path or an address. Modules, from the bottom up; each imports only earlier
-ones:
+A *path* is local; an *address* has a scheme, such as `gs://bucket/file`. `paths.as_path` takes
+both. The modules, in an order in which each imports only earlier ones:
 
-  store_errors   one kind for each error of a store, a network or a disk, whatever the client
-  streams        stdout and stderr that end no program when they cannot be written
+  store_errors   the same kinds of errors from every client, network and disk
+  streams        stdout and stderr that do not end the program when they cannot be written
   file_names     checks of names that are read from files
   checked_json   JSON from outside, parsed and checked
-  local          a path: whole files, written under a temporary name, flushed and renamed
+  local          local files, written under a temporary name, flushed and renamed
   clients        TensorStore for gs://, s3:// and http(s)://, fsspec for every other scheme
-  remote         an address: ranges in parallel, retries, listings, conditional writes
-  paths          a path or an address by its spelling; directories to write to
-  mirror         local copies of directories at an address
+  remote         remote files: ranges in parallel, retries, listings, conditional writes
+  paths          choice of `local` or `remote` by the scheme; checks of output directories
+  mirror         local copies of remote directories
   globs          patterns of paths and addresses
   shard_files    the files that hold the shards of a store
-  local_ranges   ranges of many such files on a disk, read at once
-  remote_ranges  the same at an address
-  ranges         opens the shards of a store at a path or address
+  local_ranges   parallel reads of ranges of local shards
+  remote_ranges  parallel reads of ranges of remote shards
+  ranges         choice of `local_ranges` or `remote_ranges`
   locks          locks of the operating system
-  leases         leases, where there are none
+  leases         reservations of a directory where there are no locks; a dead process loses its own
   exclusive      a directory reserved by a lock or a lease
   outputs        files that commands write for the user
 """

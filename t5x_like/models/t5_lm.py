@@ -1,10 +1,10 @@
 """The decoder-only models of Raffel et al. 2020 (arXiv:1910.10683), section 3.2.
 
 They are stacks of T5's blocks, in T5's sizes. Variants named by size alone are the paper's
-"language model"; all of its position buckets are for keys before the query. Variants named
-`prefix-…` are its "prefix LM", for batches that mark the prefix in `decoder_causal_attention` (1
-where attention is bidirectional); as in an encoder, half of its position buckets are for keys after
-the query.
+"language model", in which every position bucket is for keys before the query. Variants named
+`prefix-…` are its "prefix LM", in which half of the position buckets are for keys after the query,
+as in an encoder. A batch marks the prefix in `decoder_causal_attention` (1 where attention is
+bidirectional).
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from t5x_like.architectures.decoder import Decoder
 from t5x_like.architectures.design import Variant
 from t5x_like.models import t5
 
-# tiny … 11b and v1_1-micro … v1_1-xxl
+# tiny to 11b and v1_1-micro to v1_1-xxl; an encoder-decoder that shares its parameters is left out
 _CAUSAL = {
   name.removeprefix("t5-"): Variant(variant.dims, variant.design, variant.vocab_size)
   for name, variant in t5.VARIANTS.items()

@@ -1,7 +1,4 @@
-"""The objective of encoder-decoders: cross-entropy of the decoder's targets.
-
-Label smoothing and z-loss are options.
-"""
+"""Compute the loss of encoder-decoders: the cross-entropy of the decoder's targets."""
 
 import dataclasses
 
@@ -10,7 +7,9 @@ from t5x_like.objectives._losses import DecoderTargets
 
 @dataclasses.dataclass(frozen=True)
 class Objective(DecoderTargets):
-  """Sums over target tokens; see `_losses.token_losses`.
+  """The cross-entropy of the decoder's targets, with optional label smoothing and z-loss.
+
+  `_losses.token_losses` computes it.
 
   Attributes:
     label_smoothing: probability moved from the target to the other tokens (Szegedy et al. 2016).

@@ -3,9 +3,9 @@
 Fan et al. 2021, https://arxiv.org/abs/2104.11227, section 5.
 
 A pre-norm encoder whose attention pools keys and values with small convolutions. The first block of
-a stage pools the queries, so that tokens become fewer, and the last block of a stage makes them
-wider. A class token, which is not pooled, and learned positions at the inputs. `mvit` is the second
-version.
+a stage also pools the queries, which leaves fewer tokens; the last block of a stage widens them.
+The inputs have a class token, which is never pooled, and learned positions. For version 2, see
+`mvit`.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ def _mvit(embed, depths, heads=(1, 2, 4, 8), **arguments) -> FirstPoolingVariant
 
 
 VARIANTS = {
-  #                    embed  depths
+  #                    embed  depths, heads of each stage
   "mvit-v1-tiny": _mvit(  16, (1, 2), (2, 4), patch=4, resolution=32),  # for debugging
   "mvit-b16":     _mvit(  96, (1, 2, 11, 2)),
 }  # fmt: skip
