@@ -300,7 +300,7 @@ def _verify_sizes(files: ShardFiles, shards: Shards) -> str:
   Returns:
     A description of the check.
   """
-  listed_sizes = files.listing(shards.roots)
+  listed_sizes = files.listing(shards.directories)
   if listed_sizes is None:
     return "nothing but the manifest, as this address cannot be listed"
   problem = "the file is missing or truncated; copy it again or"
@@ -322,7 +322,7 @@ def _verify_checksum(
 ) -> None:
   """Compare a file's SHA-256 with the store's table; raise DamageError if they differ."""
   file = shards.file(directory, shard)
-  expected = checksums_SF[shard, list(shards.roots).index(directory)].tobytes().hex()
+  expected = checksums_SF[shard, list(shards.directories).index(directory)].tobytes().hex()
   digest = files.sha256(file, shards.size(directory, shard))
   if digest != expected:
     raise DamageError(
@@ -346,7 +346,7 @@ def _verify_checksums(files: ShardFiles, shards: Shards, checksums_SF: np.ndarra
     checks = [
       pool.submit(_verify_checksum, files, shards, checksums_SF, shard, directory)
       for shard in range(len(shards))
-      for directory in shards.roots
+      for directory in shards.directories
     ]
     try:
       for done in checks:

@@ -1,16 +1,17 @@
 """Describe the shards of a store: their positions in its arrays, files, sizes and checksums.
 
-A shard holds consecutive items. Each of its arrays has two files: `<array>/<shard>`, the values of
-its items one after the other, and `<array>.ends/<shard>`, int64, where the values of each item end.
-A file is the plain little-endian array: element i is at byte i times the element size, so any range
-is read without an index. Two tables, plain arrays too, have one row per shard:
+A shard holds consecutive items. Each of its arrays has two files: `<array>/<shard>` contains the
+values of the items one after the other, and `<array>.ends/<shard>`, int64, the position at which
+the values of each item end. A file is a plain little-endian array: element i is at byte i times the
+element size, so any range can be read without an index. Two tables, also plain arrays, have one row
+per shard:
 
     shards.table     uint64 [shards, 2 + arrays]     name (a number), items, values of each array
     checksums.table  uint8 [shards, 2 * arrays, 32]  SHA-256 of the two files of each array
 
-Prefix sums of the first table give the beginning of each shard in every array. They are the only
-data per shard in memory: 10^5 shards of one array take 5 MB. The second table is read only to
-verify files.
+Prefix sums over the first table give the beginning of each shard in every array. Only they and the
+names are in memory: 10^5 shards of one array take 5 MB. The second table is read only to verify
+files.
 """
 
 import dataclasses
@@ -29,18 +30,18 @@ _MAX_COUNT = 2**40  # items or values in a shard
 
 
 def array_directories(array: str) -> tuple[str, str]:
-  """Return the directories of an array's files: values and ends."""
+  """Return the directories of an array's files: (values, ends)."""
   return array, f"{array}.ends"
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """A written shard.
+  """A written shard, as a row of each table describes it.
 
   Attributes:
-    name: the name, digits.
+    name: the name of its files, a decimal number with leading zeros.
     items: the number of items.
-    values: the number of values of each array.
+    values: the number of values in each array, by the array's name.
     sha256: the hexadecimal SHA-256 of each file, by directory.
   """
 
@@ -55,12 +56,13 @@ class Shards:
 
   Args:
     names: names of the shards, all with the same number of digits.
-    counts_SA: int64 [S, 1 + arrays], the items and the values of each array of each shard.
-    arrays: the arrays.
+    counts_SA: int64 [S, 1 + arrays], each shard's number of items, then of values in each array.
+    arrays: the arrays, in the order of the columns.
 
   Attributes:
-    first_item: int64 [S + 1], the items before each shard, and the total at the end.
-    first_value: int64 [S + 1] by array, the same for its values.
+    first_item: int64 [S + 1], the number of items before each shard; the last element is the total.
+    first_value: by array name, int64 [S + 1], the number of its values before each shard; the last
+      element is the total.
     dtypes: dtype of the files in each directory.
   """
 
@@ -71,36 +73,43 @@ class Shards:
     self.first_item = firsts_AS[0]
     self.first_value = {}
     self.dtypes: dict[str, np.dtype] = {}
-    # by directory: contents of its files, bytes of each
-    self._firsts: dict[str, tuple[np.ndarray, int]] = {}
+    # By directory: the first element of each shard's file, and the bytes of an element.
+    self._first_element: dict[str, np.ndarray] = {}
+    self._element_bytes: dict[str, int] = {}
     for array, first_value in zip(arrays, firsts_AS[1:], strict=True):
       self.first_value[array.name] = first_value
-      values, ends = array_directories(array.name)
-      self.dtypes |= {values: np.dtype(array.dtype).newbyteorder("<"), ends: np.dtype("<i8")}
-      self._firsts[values] = first_value, array.width * self.dtypes[values].itemsize
-      self._firsts[ends] = self.first_item, 8
+      values_directory, ends_directory = array_directories(array.name)
+      values_dtype = np.dtype(array.dtype).newbyteorder("<")
+      ends_dtype = np.dtype("<i8")
+      self.dtypes[values_directory] = values_dtype
+      self.dtypes[ends_directory] = ends_dtype
+      self._first_element[values_directory] = first_value
+      self._first_element[ends_directory] = self.first_item
+      self._element_bytes[values_directory] = array.width * values_dtype.itemsize
+      self._element_bytes[ends_directory] = ends_dtype.itemsize
 
   def __len__(self) -> int:
     return len(self._names)
 
   @property
-  def roots(self) -> list[str]:
-    """The store's directories that hold the files."""
+  def directories(self) -> list[str]:
+    """The directories of the shards' files, relative to the store."""
     return list(self.dtypes)
 
   def file(self, directory: str, shard: int) -> str:
-    """Return the path of a file, relative to the store."""
+    """Return the path of a shard's file in a directory, relative to the store."""
     return f"{directory}/{self._names[shard]}"
 
   def size(self, directory: str, shard: int) -> int:
-    """Return the size of a file in bytes."""
-    firsts, size = self._firsts[directory]
-    return int(firsts[shard + 1] - firsts[shard]) * size
+    """Return the size of a shard's file in a directory, in bytes."""
+    first_element = self._first_element[directory]
+    num_elements = int(first_element[shard + 1] - first_element[shard])
+    return num_elements * self._element_bytes[directory]
 
   def sizes(self) -> dict[str, int]:
-    """Return the size of every file in bytes."""
+    """Return the size of every file in bytes, by path."""
     sizes = {}
-    for directory in self.roots:
+    for directory in self.directories:
       for shard in range(len(self)):
         sizes[self.file(directory, shard)] = self.size(directory, shard)
     return sizes
@@ -108,11 +117,14 @@ class Shards:
   @property
   def num_bytes(self) -> int:
     """The total size of all files in bytes."""
-    return sum(int(firsts[-1]) * size for firsts, size in self._firsts.values())
+    total = 0
+    for directory, first_element in self._first_element.items():
+      total += int(first_element[-1]) * self._element_bytes[directory]
+    return total
 
 
 def build_tables(shards: Sequence[Shard], arrays: Sequence[Array]) -> dict[str, bytes]:
-  """Return the contents of the tables of written shards, by file."""
+  """Return the two tables that describe written shards, as bytes by file name."""
   rows = []
   checksums = []
   for shard in shards:
@@ -129,17 +141,23 @@ def build_tables(shards: Sequence[Shard], arrays: Sequence[Array]) -> dict[str, 
 def read_shards(manifest: Manifest, table: bytes, where: str) -> Shards:
   """Read the shards from their table.
 
+  Args:
+    manifest: the manifest of the store.
+    table: the content of `SHARDS_TABLE`.
+    where: the path of the table, for messages.
+
   Raises:
+    DamageError: the checksum of the table differs from the manifest's.
     UserError: the table is invalid or disagrees with the manifest.
   """
   num_arrays = len(manifest.arrays)
   table_SA = _read_table(manifest, SHARDS_TABLE, table, "<u8", (2 + num_arrays,), where)
   unsigned_counts_SA = table_SA[:, 1:]
-  minimum_A = [1, *[0] * num_arrays]
-  if ((unsigned_counts_SA > _MAX_COUNT) | (unsigned_counts_SA < minimum_A)).any():
+  has_empty_shard = (unsigned_counts_SA[:, 0] == 0).any()
+  if has_empty_shard or (unsigned_counts_SA > _MAX_COUNT).any():
     raise UserError(
-      f"{where}: found a count out of range, expected items from 1 and at most 2^40 "
-      f"of each: {REMEDY}"
+      f"{where}: found a count out of range, expected 1 to 2^40 items and at most 2^40 values in a "
+      f"shard: {REMEDY}"
     )
   counts_SA = unsigned_counts_SA.astype(np.int64)
   expected = {"num_items": manifest.num_items}
@@ -156,18 +174,24 @@ def read_shards(manifest: Manifest, table: bytes, where: str) -> Shards:
 
 
 def read_checksums(manifest: Manifest, table: bytes, where: str) -> np.ndarray:
-  """Read the checksums, uint8 [S, 2 * arrays, 32].
+  """Read the SHA-256 of every file from their table: uint8 [S, 2 * arrays, 32].
+
+  Args:
+    manifest: the manifest of the store.
+    table: the content of `CHECKSUMS_TABLE`.
+    where: the path of the table, for messages.
 
   Raises:
-    UserError: they disagree with the manifest.
+    DamageError: the checksum of the table differs from the manifest's.
+    UserError: the size of the table does not fit the manifest.
   """
   return _read_table(manifest, CHECKSUMS_TABLE, table, "u1", (2 * len(manifest.arrays), 32), where)
 
 
 def _read_table(
-  manifest: Manifest, file: str, table: bytes, dtype: str, row: tuple[int, ...], where: str
+  manifest: Manifest, file: str, table: bytes, dtype: str, row_shape: tuple[int, ...], where: str
 ) -> np.ndarray:
-  """Read a table of a store as an array [shards, *row].
+  """Read a table of a store as an array [shards, *row_shape].
 
   Raises:
     DamageError: its checksum differs from the manifest's.
@@ -180,19 +204,24 @@ def _read_table(
       f"{where}: found SHA-256 {checksum[:12]}, expected {str(expected)[:12]} from the manifest: "
       f"the file is corrupt; copy it again or {REMEDY}"
     )
-  size = manifest.num_shards * int(np.prod(row)) * np.dtype(dtype).itemsize
+  size = manifest.num_shards * int(np.prod(row_shape)) * np.dtype(dtype).itemsize
   if len(table) != size:
     raise UserError(
       f"{where}: found {len(table)} bytes, expected {size} for {manifest.num_shards} shards of "
       f"{len(manifest.arrays)} arrays: {REMEDY}"
     )
-  return np.frombuffer(table, dtype).reshape(manifest.num_shards, *row)
+  return np.frombuffer(table, dtype).reshape(manifest.num_shards, *row_shape)
 
 
 def fingerprint(manifest: Manifest, table: bytes, checksums: bytes) -> str:
-  """Hash (SHA-256) everything that determines the content.
+  """Return the SHA-256 of everything that determines a store's content.
 
-  These are the arrays, the facts, and every shard's counts and checksums.
+  It covers the format's version, the arrays, the facts, and every shard's counts and checksums.
+
+  Args:
+    manifest: the manifest of the store.
+    table: the content of `SHARDS_TABLE`.
+    checksums: the content of `CHECKSUMS_TABLE`.
   """
   arrays = [dataclasses.asdict(array) for array in manifest.arrays]
   digest = hashlib.sha256(json.dumps([FORMAT, arrays, manifest.facts], sort_keys=True).encode())
