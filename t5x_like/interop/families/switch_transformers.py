@@ -47,7 +47,7 @@ def _write_expert_layers(variant: Variant) -> dict[str, Any]:
 
 
 ENTRIES = (
-  *t5.BODY,
+  *t5.COMMON_ENTRIES,
   Choice("dense_act_fn", "design.activation", ACTIVATIONS, default="relu"),
   Field("tie_word_embeddings", "design.logits_scale", default=True),
   Composed(_read_expert_layers, _write_expert_layers),
@@ -80,6 +80,6 @@ TYPES = (
     _DESIGN,
     ENTRIES,
     t5.stack_tensors(MLP),
-    **t5.TENSORS,
+    **t5.TENSOR_OPTIONS,
   ),
 )

@@ -45,10 +45,10 @@ def _write_activation(variant: Variant) -> dict[str, Any]:
 
 
 def _read_scale(fields: Fields) -> dict[str, Any]:
-  """Return whether the output is scaled.
+  """Read whether the decoder's output is scaled before the logits.
 
-  T5 files of the library's version 5 say so; in older files and umT5, tied weights imply it; mT5
-  never scales.
+  Transformers 5 writes it to the config of a T5 model. In older files and for umT5, tied embeddings
+  imply it. mT5 never scales.
   """
   tied = fields.take("tie_word_embeddings", True)
   is_scaled = fields.take("scale_decoder_outputs", tied)
@@ -56,7 +56,7 @@ def _read_scale(fields: Fields) -> dict[str, Any]:
 
 
 def _write_scale(variant: Variant) -> dict[str, Any]:
-  # the library takes `tie_word_embeddings` to mean scaling in this family
+  # In this family, Transformers scales the output if `tie_word_embeddings` is set.
   return {"tie_word_embeddings": variant.design.logits_scale}
 
 
@@ -65,9 +65,9 @@ def _write_t5_scale(variant: Variant) -> dict[str, Any]:
 
 
 def _read_special_tokens(fields: Fields) -> dict[str, Any]:
-  """Return the special ids.
+  """Read the ids of padding, start and EOS.
 
-  Padding starts the decoder by default. The first of several end ids counts.
+  The decoder starts with padding by default. Of several EOS ids, the first is used.
   """
   pad = fields.take("pad_token_id", 0)
   start = fields.values.get("decoder_start_token_id") or pad
@@ -86,7 +86,8 @@ def _write_special_tokens(variant: Variant) -> dict[str, Any]:
   }
 
 
-BODY = (
+# Switch Transformers have these entries too.
+COMMON_ENTRIES = (
   Written("is_encoder_decoder", True),
   Field("vocab_size", "vocab_size"),
   Field("d_model", "dims.embed"),
@@ -102,9 +103,9 @@ BODY = (
   Composed(_read_special_tokens, _write_special_tokens),
   Ignored("dropout_rate", "n_positions"),
 )
-COMMON = (*BODY, Composed(_read_activation, _write_activation))
-ENTRIES = (*COMMON, Composed(_read_scale, _write_scale))
-T5_ENTRIES = (*COMMON, Composed(_read_scale, _write_t5_scale))
+_SHARED_ENTRIES = (*COMMON_ENTRIES, Composed(_read_activation, _write_activation))
+ENTRIES = (*_SHARED_ENTRIES, Composed(_read_scale, _write_scale))
+T5_ENTRIES = (*_SHARED_ENTRIES, Composed(_read_scale, _write_t5_scale))
 
 SELF_ATTENTION = {
   "layer.0.layer_norm": "self_attention/in_norm",
@@ -124,7 +125,7 @@ CROSS_ATTENTION = {
 
 
 def map_wi(mapping: TensorMapping, hf_name: str, path: str, *index: int) -> None:
-  """Map the first layer of the MLP, which has another name in a gated MLP."""
+  """Map the first layer of the MLP: `wi` in Transformers, or `wi_1` if the MLP is gated."""
   has_gate = path.replace("/wi", "/gate/kernel") in mapping.parameter_names
   mapping.linear(f"{hf_name}_1" if has_gate else hf_name, path, *index)
 
@@ -138,37 +139,37 @@ MLP = {
 
 
 def stack_tensors(mlp: dict) -> dict:
-  """Return the tensors of both stacks, from those of a feed-forward layer."""
-  table = "block.0.layer.0.SelfAttention.relative_attention_bias"
+  """Return the table of all tensor names, given the table of one feed-forward layer."""
+  position_table = "block.0.layer.0.SelfAttention.relative_attention_bias"
   encoder = SELF_ATTENTION | prefix_table("layer.1.", "", mlp)
   decoder = SELF_ATTENTION | CROSS_ATTENTION | prefix_table("layer.2.", "", mlp)
   return {
     "shared": "embed",
     "lm_head": "head",
     "encoder.final_layer_norm": "encoder/final_norm",
-    f"encoder.{table}": "encoder/position",
+    f"encoder.{position_table}": "encoder/position",
     **prefix_table("encoder.block.{layer}.", "encoder/blocks/", encoder),
     "decoder.final_layer_norm": "decoder/final_norm",
-    f"decoder.{table}": "decoder/position",
+    f"decoder.{position_table}": "decoder/position",
     **prefix_table("decoder.block.{layer}.", "decoder/blocks/", decoder),
   }
 
 
-TENSORS = dict(
+TENSOR_OPTIONS = dict(
   tied=dict.fromkeys(
     ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
     "shared.weight",
   ),
-  # in old files, never used
+  # Older files have this table, and Transformers does not use it.
   ignored_suffixes=("EncDecAttention.relative_attention_bias.weight",),
 )
 _POSITION = {"name": "relative_bias", "shared": True}
 _DESIGN = dataclasses.replace(t5.V1_0, position=_POSITION)
-_UMT5 = dataclasses.replace(t5.V1_0, position=_POSITION | {"shared": False})
-_NAMES = dict(tensors=stack_tensors(MLP), **TENSORS)
+_UMT5_DESIGN = dataclasses.replace(t5.V1_0, position=_POSITION | {"shared": False})
+_TENSORS = dict(tensors=stack_tensors(MLP), **TENSOR_OPTIONS)
 
 TYPES = (
-  ModelType("t5", "T5ForConditionalGeneration", t5.Model, _DESIGN, T5_ENTRIES, **_NAMES),
-  ModelType("mt5", "MT5ForConditionalGeneration", t5.Model, _DESIGN, ENTRIES, **_NAMES),
-  ModelType("umt5", "UMT5ForConditionalGeneration", t5.Model, _UMT5, ENTRIES, **_NAMES),
+  ModelType("t5", "T5ForConditionalGeneration", t5.Model, _DESIGN, T5_ENTRIES, **_TENSORS),
+  ModelType("mt5", "MT5ForConditionalGeneration", t5.Model, _DESIGN, ENTRIES, **_TENSORS),
+  ModelType("umt5", "UMT5ForConditionalGeneration", t5.Model, _UMT5_DESIGN, ENTRIES, **_TENSORS),
 )
