@@ -1,4 +1,4 @@
-"""Collect the facts about a run in a table of benchmarks besides its score."""
+"""Describe the runs of a table of benchmarks: their training, last score and software versions."""
 
 import collections
 import json
@@ -21,9 +21,9 @@ _VERSIONS = (
 
 
 def newest_steps(workdir: str) -> list[int]:
-  """Return the step of a workdir's newest checkpoint, in a list; an empty list if it has none.
+  """Return the step of a workdir's newest checkpoint, as a list of at most one.
 
-  A published model has no checkpoints.
+  The list is empty without a checkpoint, as for a published model.
   """
   if not as_path(f"{workdir}/checkpoints").exists():
     return []
@@ -31,35 +31,37 @@ def newest_steps(workdir: str) -> list[int]:
     return checkpoints.steps()[-1:]
 
 
-def describe_run(folder: pathlib.Path, counted: Sequence[str]) -> dict[str, Any]:
+def describe_run(folder: pathlib.Path, score_names: Sequence[str]) -> dict[str, Any]:
   """Return the facts of a finished run.
 
   Args:
-    folder: its workdir, with its predictions.
-    counted: the scores whose mean is the score of the run.
+    folder: the run's workdir, with its predictions.
+    score_names: the scores `<evaluator>/<score>` whose mean is the score of the run.
 
   Returns:
-    `evaluations`, how many there were, and `last`, the score at the last of them; `examples`, how
-    many were scored; `majority`, the score of giving the commonest of their labels every time, or
-    None where there are no labels; `steps`, `batch_size`, `length` (of a row) and `seconds` (of
-    training, without evaluations).
+    `evaluations`: number of evaluations.
+    `last`: score of the last evaluation.
+    `examples`: number of examples that it scored.
+    `majority`: score of always predicting the most common label; None without labels.
+    `steps`, `batch_size`, `length`: as configured; `length` is of a row.
+    `seconds`: training time without evaluations; None if it was not measured.
   """
   rows = read_metrics(folder)
   identity = read_identity(folder)
-  evaluated = [row for row in rows if f"eval/{counted[0]}" in row]
+  evaluations = [row for row in rows if f"eval/{score_names[0]}" in row]
   last_score = None
   num_examples = None
-  if evaluated:
-    last_scores = {name: evaluated[-1].get(f"eval/{name}") for name in counted}
-    last_score = suites.mean_score(last_scores, counted)
-    label = counted[0].split("/", 1)[0]
-    num_examples = evaluated[-1].get(f"eval/{label}/examples")
+  if evaluations:
+    last_scores = {name: evaluations[-1].get(f"eval/{name}") for name in score_names}
+    last_score = suites.mean_score(last_scores, score_names)
+    label = score_names[0].split("/", 1)[0]
+    num_examples = evaluations[-1].get(f"eval/{label}/examples")
   lengths = [identity["task"].get(key) for key in _LENGTHS]
   return {
-    "evaluations": len(evaluated),
+    "evaluations": len(evaluations),
     "last": last_score,
     "examples": num_examples,
-    "majority": _majority_score(folder, identity, counted),
+    "majority": _majority_score(folder, identity, score_names),
     "steps": identity["total_steps"],
     "batch_size": identity["batch_size"],
     "length": "+".join(str(length) for length in lengths if length),
@@ -68,57 +70,67 @@ def describe_run(folder: pathlib.Path, counted: Sequence[str]) -> dict[str, Any]
 
 
 def _training_seconds(rows: list[dict[str, Any]], total_steps: int) -> float | None:
-  seconds = [row.get("train/seconds_per_step") for row in rows]
-  seconds = [seconds_per_step for seconds_per_step in seconds if seconds_per_step is not None]
-  if not seconds:
+  """Return the mean time of a step times the number of steps; None if no row has a time."""
+  step_times = []
+  for row in rows:
+    step_time = row.get("train/seconds_per_step")
+    if step_time is not None:
+      step_times.append(step_time)
+  if not step_times:
     return None
-  return round(sum(seconds) / len(seconds) * total_steps, 1)
+  return round(sum(step_times) / len(step_times) * total_steps, 1)
 
 
 def versions() -> dict[str, Any]:
-  """Return the versions that the table was made with, and the machine."""
+  """Return the versions of this process's software, and its processor and device."""
   facts = describe_environment()
   return {name: facts[name] for name in _VERSIONS if name in facts}
 
 
 def _majority_score(
-  folder: pathlib.Path, identity: dict[str, Any], counted: Sequence[str]
+  folder: pathlib.Path, identity: dict[str, Any], score_names: Sequence[str]
 ) -> float | None:
-  """Return the score of giving the commonest label every time; None where there are no labels."""
+  """Return the score of always predicting the most common label; None without labels."""
   task = identity["task"]
   scores: dict[str, float] = {}
-  for label in dict.fromkeys(name.split("/", 1)[0] for name in counted):
+  for label in dict.fromkeys(name.split("/", 1)[0] for name in score_names):
     evaluator = identity["evals"][label]
     rows = predictions.read_predictions(str(folder), label)
     rows = predictions.rows_with_labels(rows, evaluator, task)
     majority_rows = _predict_majority(evaluator, task, rows)
     if not majority_rows:
       continue
-    for metric, reference, prediction in predictions.metrics_with_readers(evaluator, task):
-      references = [reference(row) for row in rows]
-      metric_scores = metric(references, [prediction(row) for row in majority_rows])
+    readers = predictions.metrics_with_readers(evaluator, task)
+    for metric, read_reference, read_prediction in readers:
+      references = [read_reference(row) for row in rows]
+      metric_scores = metric(references, [read_prediction(row) for row in majority_rows])
       scores |= {f"{label}/{name}": score for name, score in metric_scores.items()}
-  if not all(name in scores for name in counted):
+  if not all(name in scores for name in score_names):
     return None
-  return suites.mean_score(scores, counted)
+  return suites.mean_score(scores, score_names)
 
 
 def _predict_majority(
   evaluator: dict[str, Any], task: dict[str, Any], rows: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-  """Return the rows with the commonest target for each prediction; none without labels."""
+  """Replace every prediction in `rows` by the most common target; return [] without labels."""
+  if not rows:
+    return []
   if evaluator["name"] == "tagging":
     tags = collections.Counter(tag for row in rows for tag in row["target"].split())
     return [row | {"tags": [tags.most_common(1)[0][0]] * len(row["tags"])} for row in rows]
-  if not rows or not _has_labels(evaluator, task, rows[0]):
+  if not _has_labels(evaluator, task, rows[0]):
     return []
   targets = collections.Counter(row["target"] for row in rows)
-  return [row | {"prediction": targets.most_common(1)[0][0]} for row in rows]
+  most_common = targets.most_common(1)[0][0]
+  return [row | {"prediction": most_common} for row in rows]
 
 
 def _has_labels(evaluator: dict[str, Any], task: dict[str, Any], row: dict[str, Any]) -> bool:
+  """Return whether targets are labels from a fixed set, rather than numbers or texts."""
   if evaluator["name"] == "classification" and task.get("labels") is not None:
     return True
   if evaluator["name"] == "multiple_choice" and isinstance(row["target"], str):
     return True
+  # Metrics nest, so the metric `labels` may be at any depth.
   return '"labels"' in json.dumps(evaluator.get("metrics"))
