@@ -2,16 +2,16 @@
 
 python -m t5x_like.chat --workdir=runs/gpt
 
-The workdir is a run's, a Hugging Face directory or a name of the Hub. A decoder trained on
-conversations or published with a chat template answers, another decoder continues your text, an
-encoder-decoder answers or fills <extra_id_0>, and an encoder fills its masks. The first line says
-which, and by which template. Answers appear token by token. In the terminal, ^C stops an answer,
-and
+--workdir is the workdir of a run, a Hugging Face directory or the name of a model on the Hub. A
+decoder trained on conversations or published with a chat template answers; any other decoder
+continues your text; an encoder-decoder answers or fills <extra_id_0>; an encoder fills its masks.
+The first line of output names this mode and the template. Answers appear token by token. In the
+terminal, ^C stops an answer, and these commands are understood:
 
   /reset           forgets the conversation
-  /temperature X   draws from logits divided by X; 0 takes the likeliest token
-  /system TEXT     begins again with an instruction, where the template has one
-  /quit            ends
+  /temperature X   divides the logits by X before sampling; 0 takes the most likely token
+  /system TEXT     starts over with an instruction, if the template has room for one
+  /quit            ends the program
 
 --web serves a page on this machine instead, at http://localhost:8000 or --web=PORT.
 """
@@ -27,9 +27,9 @@ from t5x_like.inference import flags
 
 PORT = 8000
 _MAX_TOKENS = 2**20
-_TEMPLATE = (
-  "the chat template, or none (default: the training's or, of a published model, its "
-  "own, published)"
+_TEMPLATE_HELP = (
+  "the chat template, or none (default: the template of the training data, or the one published "
+  "with the model)"
 )
 _SAMPLING_FLAGS = (
   "top_k",
@@ -71,18 +71,18 @@ _FLAGS = (
     type=float,
     metavar="X",
     default=0.7,
-    help="draw from logits divided by this (default: %(default)s)",
+    help="divide the logits by this before sampling (default: %(default)s)",
   ),
   *flags.build_flags(_SAMPLING_FLAGS),
-  flag("--max_new_tokens", type=_token_count, metavar="N", help="the most tokens of an answer"),
+  flag("--max_new_tokens", type=_token_count, metavar="N", help="most tokens in an answer"),
   flag(
     "--context",
     type=_token_count,
     metavar="N",
-    help="the most tokens of a conversation (default: 512)",
+    help="most tokens in a conversation (default: 512)",
   ),
-  flag("--seed", type=int, metavar="N", default=0, help="seed of the draws (default: 0)"),
-  flag("--template", metavar="NAME", help=_TEMPLATE),
+  flag("--seed", type=int, metavar="N", default=0, help="seed of the sampling (default: 0)"),
+  flag("--template", metavar="NAME", help=_TEMPLATE_HELP),
   flag("--system", metavar="TEXT", help="an instruction before the conversation"),
   flag(
     "--web", type=_port, nargs="?", const=PORT, metavar="PORT", help="serve a page on localhost"
@@ -105,12 +105,12 @@ def main(argv: list[str]) -> None:
     web.serve(talk, args.web, args.workdir, args.temperature, args.system)
   else:
     if isinstance(sys.stdin, io.TextIOWrapper):
-      sys.stdin.reconfigure(errors="replace")  # a message in another encoding is no reason to end
+      sys.stdin.reconfigure(errors="replace")  # a message in another encoding must not end the chat
     terminal.run(talk, args.temperature, args.system, sys.stdin, sys.stdout)
 
 
-def _open_talk(args):
-  """Return the `Talk` of a saved model."""
+def _open_talk(args: argparse.Namespace):
+  """Open the saved model and return a conversation with it, a `Talk`."""
   import jax
 
   from t5x_like.library import model as library
@@ -120,13 +120,13 @@ def _open_talk(args):
   process.prepare()
   if jax.process_count() > 1:
     raise UserError("chat runs in one process; start it on one host")
-  names = ("max_new_tokens", *_SAMPLING_FLAGS)
   options = {}
-  for name in names:
+  for name in ("max_new_tokens", *_SAMPLING_FLAGS):
     if getattr(args, name) is not None:
       options[name] = getattr(args, name)
-  model = library.open_model(args.workdir, None, (), args.step, batch_size=1)
-  compile_cache.enable(f"hf://{args.workdir}" if hub.is_hub_name(args.workdir) else args.workdir)
+  model = library.open_model(args.workdir, recipe=None, overrides=(), step=args.step, batch_size=1)
+  is_on_hub = hub.is_hub_name(args.workdir)
+  compile_cache.enable(f"hf://{args.workdir}" if is_on_hub else args.workdir)
   return model.talk(template=args.template, context=args.context, seed=args.seed, **options)
 
 
