@@ -1,10 +1,12 @@
-"""Disentangled attention: contents and relative positions have vectors of their own.
+"""Disentangled attention: logits from separate vectors for content and relative position.
 
 The logit of a query at i and a key at j is (q_i k_j + q_i r'_d + k_j r_d) / sqrt(3 H), where r and
 r' are the query and key projections of the vector of the distance d from j to i
 (https://arxiv.org/abs/2006.03654, equation 4). As in DeBERTa v3 (https://arxiv.org/abs/2111.09543),
-the projections are the contents' own, distances are counted in buckets that grow logarithmically,
-and all layers share the vectors and their norm.
+content and distances share the query and key projections, distances fall into buckets that grow
+logarithmically, and all layers share the distance vectors and their norm.
+
+In shapes, P is the 2 * buckets rows of the table of distance vectors.
 """
 
 import jax
@@ -21,13 +23,14 @@ from t5x_like.nn.stack import Stack
 
 
 class DisentangledStack(Stack):
-  """A stack whose attention layers receive the vectors of all distances.
+  """A stack whose attention layers receive the distance vectors in place of a bias.
 
   Args:
-    stack: a stack without positions, whose parts this one takes over.
-    rngs, init, norm: for the table of vectors, [2 * buckets, D], and its norm.
-    buckets: number of buckets on each side.
-    max_distance: distance from which all share a bucket.
+    stack: a stack without positions, whose attributes are copied.
+    rngs, init: initialise the table of distance vectors, [P, D].
+    norm: normalises the distance vectors.
+    buckets: number of buckets for keys before the query, and for keys after it.
+    max_distance: all distances from here on share the last bucket.
   """
 
   def __init__(
@@ -41,7 +44,7 @@ class DisentangledStack(Stack):
     self.distance_norm = norm
 
   def bias(self, mask, batch: int) -> jax.Array:
-    """Return the vectors of distances, float32 [P, D], for `DisentangledAttention`."""
+    """Return the distance vectors, float32 [P, D], which `DisentangledAttention` expects here."""
     return self.distance_norm(self.distances[...])
 
 
@@ -49,8 +52,9 @@ class DisentangledAttention(SelfAttention):
   """Self-attention of a `DisentangledStack`.
 
   Args:
-    attention: the layer whose projections this one takes over; its scale must fit three sums of
-      products.
+    attention: the layer whose attributes are copied; its scale must be that of a sum of three
+      products, 1 / sqrt(3 H).
+    buckets, max_distance: as in `DisentangledStack`.
   """
 
   def __init__(self, attention: SelfAttention, buckets: int, max_distance: int):
@@ -59,10 +63,11 @@ class DisentangledAttention(SelfAttention):
     self.max_distance = max_distance
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
-    """Return ([B, T, D], {}, None)."""
+    """Attend within `x_BTD`; return (the output [B, T, D], no auxiliary outputs, no cache)."""
     mask = context.mask
     q_BTX, k_BTX, v_BTX = apply_jointly((self.query, self.key, self.value), x_BTD)
     k_BSNH, v_BSNH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
+    # the stack's `bias` has returned distance vectors
     vectors_PD = self.dropout(context.bias, subkey(key, 1))
     vectors_PD = vectors_PD.astype(x_BTD.dtype)
     r_q_PX, r_k_PX = apply_jointly((self.query, self.key), vectors_PD)
@@ -82,21 +87,24 @@ class DisentangledAttention(SelfAttention):
   def table_rows(self, distance: jax.Array) -> jax.Array:
     """Return the row of each distance in the table.
 
-    Rows are exact up to half of the buckets, logarithmic beyond.
+    Each distance up to `buckets // 2` has its own row; longer ones share rows logarithmically.
     """
     middle = self.buckets // 2
-    size = jnp.abs(distance)
-    longest = jnp.log(jnp.float32((self.max_distance - 1) / middle))
-    ratio = jnp.log(jnp.maximum(size, middle) / middle) / longest
-    far = jnp.ceil(ratio * (middle - 1)).astype(jnp.int32) + middle
-    bucket = jnp.where(size <= middle, distance, far * jnp.sign(distance))
+    magnitude = jnp.abs(distance)
+    log_range = jnp.log(jnp.float32((self.max_distance - 1) / middle))
+    fraction = jnp.log(jnp.maximum(magnitude, middle) / middle) / log_range
+    log_bucket = jnp.ceil(fraction * (middle - 1)).astype(jnp.int32) + middle
+    bucket = jnp.where(magnitude <= middle, distance, log_bucket * jnp.sign(distance))
     return jnp.clip(bucket + self.buckets, 0, 2 * self.buckets - 1)
 
 
 def _select_products(
   equation: str, x: jax.Array, vectors_PNH: jax.Array, row_BXY: jax.Array
 ) -> jax.Array:
-  """Multiply by the vectors of all distances, and take each pair's: float32 [B, N, X, Y]."""
+  """Multiply `x` by all distance vectors, and select the product for each pair of positions.
+
+  X and Y are T and S in either order. Returns float32 [B, N, X, Y].
+  """
   product_BNXP = wide_einsum(equation, x, vectors_PNH)
   B, N, X, _ = product_BNXP.shape
   row_BNXY = jnp.broadcast_to(row_BXY[:, None], (B, N, X, row_BXY.shape[-1]))

@@ -1,4 +1,4 @@
-"""A horizontal flip, by default with probability 1/2."""
+"""Flip images horizontally at random."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from t5x_like.quiet_tensorflow import tf
 
 
 def make(*, probability: Share = 0.5) -> Augmentation:
-  """Build the augmentation, which mirrors an image with a probability."""
+  """Build an augmentation that mirrors an image left to right with the given probability."""
 
   def apply(image_YXC: tf.Tensor, u_1: tf.Tensor) -> tf.Tensor:
     return tf.cond(u_1[0] < probability, lambda: tf.reverse(image_YXC, [1]), lambda: image_YXC)
 
-  return Augmentation(1, apply)
+  return Augmentation(numbers=1, apply=apply)

@@ -5,10 +5,14 @@
                  "image_field": "file", "caption_field": "captions", "resolution": 224,
                  "vocabulary": "clip-vit-base-patch32", "length": 77}
 
-Features: `image` float32 [Y, X, C], as in `image_classification`; `text_input_tokens` int32
-  [length]: the start-of-text token if the vocabulary has one, a caption, EOS and padding;
-  `example_weights`, 0 in the rows that pad the last batch of an evaluation, else 1. If an image has
-  several captions, training draws one in every epoch, and evaluations see the first.
+Features:
+  `image`: float32 [Y, X, C], as in `image_classification`.
+  `text_input_tokens`: int32 [length], the start-of-text token if the vocabulary has one, a caption,
+    EOS and padding.
+  `example_weights`: 0 in the rows that pad the last batch of an evaluation, else 1.
+
+If an image has several captions, training draws one of them in each epoch, and evaluations use the
+first.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary
 
-# Arguments with which the task needs no data, for recipes with `:debug`.
+# Arguments for recipes with `:debug`, which use built-in data.
 BUILT_IN = {
   "source": "digits",
   "vocabulary": "bytes",
@@ -49,9 +53,9 @@ class Arguments(examples.ImageArguments):
     image_field: the field of the encoded image or its path; adjacent records with the same path are
       merged into one image with all their captions.
     caption_field: the field of a caption or a list of captions.
-    folder: the directory to which image paths are relative. Paths must not lead out of it. Without
-      it, paths are relative to the current directory, and must lead into it or into the directory
-      of the records.
+    folder: the directory to which image paths are relative, and which they must not leave. If it is
+      empty, paths are relative to the current directory, and must stay in that directory or in the
+      directory of the records.
   """
 
   vocabulary: str = unfingerprinted("the content of the vocabulary counts", default="bytes")
@@ -64,6 +68,7 @@ class Arguments(examples.ImageArguments):
   folder: str = unfingerprinted("the content of the images counts", default="")
 
   def features(self, vocabulary: Vocabulary) -> Features:
+    """Return the shapes and dtypes of an example's image and text."""
     image_features = layout.describe(self.resolution, self.channels)
     del image_features["label"]
     return image_features | {"text_input_tokens": Feature((self.length,), "int32")}
@@ -94,23 +99,24 @@ class Arguments(examples.ImageArguments):
     def read_captions(
       values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
     ) -> dict[str, tf.Tensor]:
+      # u in [0, 1) chooses among an image's captions, and 0 is the first of them
       if training:
-        share_B = draws.uniform(examples.FIRST_TASK_STREAM, 1)[:, 0]
+        u_B = draws.uniform(examples.FIRST_TASK_STREAM, 1)[:, 0]
       else:
-        share_B = tf.zeros_like(draws.index_B, tf.float32)  # the first caption
+        u_B = tf.zeros_like(draws.index_B, tf.float32)
       rows_BT = tf.numpy_function(
-        texts.rows_of_images, [draws.index_B, share_B], tf.int32, stateful=False
+        texts.rows_of_images, [draws.index_B, u_B], tf.int32, stateful=False
       )
       shape = [draws.index_B.shape[0], self.length]
       return {"text_input_tokens": tf.ensure_shape(rows_BT, shape)}
 
-    return dataclasses.replace(
-      self.build_images(
-        "image_text.v1",
-        image_store,
-        make_extra=read_captions,
-        facts={"vocabulary": vocabulary.fingerprint},
-      ),
-      vocabulary=vocabulary,
-      captions=lambda: (texts.rows(np.arange(len(texts))), texts.images()),
+    def all_captions() -> tuple[np.ndarray, np.ndarray]:
+      return texts.rows(np.arange(len(texts))), texts.images()
+
+    image_task = self.build_images(
+      "image_text.v1",
+      image_store,
+      make_extra=read_captions,
+      facts={"vocabulary": vocabulary.fingerprint},
     )
+    return dataclasses.replace(image_task, vocabulary=vocabulary, captions=all_captions)
