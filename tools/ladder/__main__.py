@@ -287,7 +287,7 @@ def predict_size(
   rate = float(f"{factor * N**power:.3g}")
   D = next(trial.D for trial in trials_of_steps if math.isfinite(trial.loss))
   fitted_D = D if len({point.D for point in points}) > 1 else 1.0
-  interval = fitting.spread(points, N, fitted_D)
+  interval = fitting.leave_one_out_range(points, N, fitted_D)
   return Prediction(size, N, steps, D, rate, law(N, fitted_D), interval)
 
 
