@@ -1,4 +1,4 @@
-"""End a process in which nothing has happened for too long, so that a launcher restarts it."""
+"""End a process that has made no progress for too long, so that a launcher restarts it."""
 
 import faulthandler
 import os
@@ -9,66 +9,67 @@ import time
 
 from t5x_like.errors import EXIT_TRANSIENT
 
-_GRACE_SECONDS = 30.0  # after which a process that cannot even run Python is ended
+# A process that cannot run even the watchdog's thread ends this much later.
+_GRACE_SECONDS = 30.0
 
 
 class Watchdog:
-  """Prints the stacks of all threads and exits as transient when no beat came in time.
+  """A context manager that ends the process if two calls of `beat` are too far apart.
 
-  It is a context manager.
-
-  A process that hangs in a collective, because another is gone or stopped, does not end by itself.
+  It prints the stacks of all threads and exits with the code of a transient error. Without it, a
+  process that waits in a collective for a process that has ended or hangs would wait forever.
 
   Args:
-    seconds: the longest time between two beats; 0 for no watchdog.
-    directory: where `stacks-<process>.txt` is written, besides stderr; None for stderr alone.
-    process: the number of this process.
+    seconds: the longest time between two beats; 0 disables the watchdog.
+    directory: also write the stacks to `stacks-<process>.txt` here; None writes to stderr only.
+    process: index of this process.
   """
 
   def __init__(self, seconds: float, directory: pathlib.Path | None = None, process: int = 0):
     self._seconds = seconds
     self._process = process
     self._path = None if directory is None else directory / f"stacks-{process}.txt"
-    self._ended = threading.Event()
-    self._last = time.monotonic()
-    self._doing = "starting"
+    self._stop = threading.Event()
+    self._last_beat = time.monotonic()
+    self._activity = "starting"
     self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-  def beat(self, doing: str) -> None:
-    """Note that something has ended, and name the next activity."""
-    self._last = time.monotonic()
-    self._doing = doing
+  def beat(self, activity: str) -> None:
+    """Record that the last activity has ended, and name the next one."""
+    self._last_beat = time.monotonic()
+    self._activity = activity
 
   def __enter__(self) -> "Watchdog":
     if self._seconds:
       self.beat("starting")
-      self._arm()
+      self._restart_timer()
       self._thread.start()
     return self
 
   def __exit__(self, *_) -> None:
-    self._ended.set()
+    self._stop.set()
     if self._seconds:
       self._thread.join()
       faulthandler.cancel_dump_traceback_later()
 
-  def _arm(self) -> None:
-    """Arm a second timer, which works even if code never gives up the interpreter's lock."""
+  def _restart_timer(self) -> None:
+    """Restart a second timer, which fires even if a thread never releases the GIL."""
     faulthandler.dump_traceback_later(
       self._seconds + _GRACE_SECONDS, exit=True, file=sys.__stderr__
     )
 
   def _watch(self) -> None:
-    while not self._ended.wait(min(1.0, self._seconds / 4)):
-      if time.monotonic() - self._last > self._seconds:
-        self._bark()
-      self._arm()
+    """Check the time since the last beat until the context ends."""
+    while not self._stop.wait(min(1.0, self._seconds / 4)):
+      if time.monotonic() - self._last_beat > self._seconds:
+        self._print_stacks_and_exit()
+      self._restart_timer()
 
-  def _bark(self) -> None:
+  def _print_stacks_and_exit(self) -> None:
     print(
       f"transient error: process {self._process}: nothing has ended for {self._seconds:g} s while "
-      f"{self._doing}; another process may hang or be gone; the stacks of all threads follow; run "
-      "the same command again",
+      f"{self._activity}; another process may hang or have ended; the stacks of all threads "
+      "follow; run the same command again",
       file=sys.stderr,
       flush=True,
     )
