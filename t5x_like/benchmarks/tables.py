@@ -20,18 +20,19 @@ def build_results(
 ) -> dict[str, Any]:
   """Return the content of `results.json`.
 
-  `mean` is of the tasks that have results. `average` is the leaderboard's, which counts a task
-  once, with the mean of its scores: the same mean, but None unless every task of GLUE or SuperGLUE
-  is present with all of its scores.
+  `mean` averages the tasks that have results, each with the mean of its metrics. `average` is the
+  average of the GLUE or SuperGLUE leaderboard: the same number, but None unless every task of the
+  suite has all of its metrics.
   """
-  is_complete = name in _LEADERBOARDS and task_results and not missing and not options.tasks
+  has_all_tasks = bool(task_results) and not missing and not options.tasks
+  is_complete = name in _LEADERBOARDS and has_all_tasks
   for result in task_results.values():
     if any(result["metrics"].get(key) is None for key in result["counted"]):
       is_complete = False
   num_seeds = options.seeds
   if not num_seeds:
-    seeds = [{run["seed"] for run in result["runs"]} for result in task_results.values()]
-    num_seeds = max(map(len, seeds), default=1)
+    seed_counts = [len({run["seed"] for run in result["runs"]}) for result in task_results.values()]
+    num_seeds = max(seed_counts, default=1)
   return {
     "suite": name,
     "workdir": ", ".join(options.workdirs),
@@ -45,17 +46,21 @@ def build_results(
   }
 
 
-def join_results(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-  """Join the results of several suites into one, with tasks `<suite>/<task>`."""
+def join_results(suites: dict[str, dict[str, Any]]) -> dict[str, Any]:
+  """Join the results of several suites, by their names, into one with tasks `<suite>/<task>`.
+
+  Fields that the suites share, such as `workdir`, come from the first suite.
+  """
   tasks = {}
   missing = {}
-  for name, part in parts.items():
-    tasks |= {f"{name}/{task}": result for task, result in part["tasks"].items()}
-    missing |= {f"{name}/{task}": reason for task, reason in part["missing"].items()}
+  for name, results in suites.items():
+    tasks |= {f"{name}/{task}": result for task, result in results["tasks"].items()}
+    missing |= {f"{name}/{task}": reason for task, reason in results["missing"].items()}
+  first_results = next(iter(suites.values()))
   return {
-    **next(iter(parts.values())),
-    "suite": ",".join(parts),
-    "seeds": max(part["seeds"] for part in parts.values()),
+    **first_results,
+    "suite": ",".join(suites),
+    "seeds": max(results["seeds"] for results in suites.values()),
     "average": None,
     "mean": _mean_score(tasks),
     "tasks": tasks,
@@ -64,7 +69,7 @@ def join_results(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mean_score(task_results: dict[str, dict[str, Any]]) -> float | None:
-  """Average over the tasks that were fine-tuned, without questions answered without training."""
+  """Average the scores of the fine-tuned tasks; tasks without runs are scored zero- or few-shot."""
   scores = [result["score"] for result in task_results.values() if result["runs"]]
   return sum(scores) / len(scores) if scores else None
 
@@ -72,20 +77,20 @@ def _mean_score(task_results: dict[str, dict[str, Any]]) -> float | None:
 def markdown(results: dict[str, Any]) -> str:
   """Write the table of results in Markdown.
 
-  It has a description of the columns, a line for each task, the mean and, where every task has a
-  score, the leaderboard's average.
+  The table has a line for each task, one for the mean and, if `average` is set, one for the
+  leaderboard's average. A description of the columns precedes it.
   """
-  head = column_names(results)
-  lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+  columns = column_names(results)
+  lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
   for task, result in results["tasks"].items():
     lines.append("| " + " | ".join([task, *task_cells(results, result)]) + " |")
   for task, reason in results["missing"].items():
-    lines.append(f"| {task} | {_DASH} " + "| " * (len(head) - 3) + f"| {reason} |")
-  blanks = "| " * (len(head) - 2) + "|"
-  lines.append(f"| mean of these | {_format_score(results['mean'])} {blanks}")
+    lines.append(f"| {task} | {_DASH} " + "| " * (len(columns) - 3) + f"| {reason} |")
+  blanks = "| " * (len(columns) - 2) + "|"
+  lines.append(f"| mean of the tasks above | {_format_score(results['mean'])} {blanks}")
   if results["average"] is not None:
     average = _format_score(results["average"])
-    lines.append(f"| average, as the leaderboard's | {average} {blanks}")
+    lines.append(f"| leaderboard average | {average} {blanks}")
   scratch = ", from scratch" if results["from_scratch"] else ""
   versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
   paragraphs = [
@@ -101,31 +106,31 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def describe_columns(results: dict[str, Any]) -> str:
-  """Describe the columns."""
+  """Describe the columns of the table in a paragraph of Markdown."""
   facts = [result.get("facts", {}) for result in results["tasks"].values()]
   evaluations = max((run_facts.get("evaluations", 1) for run_facts in facts), default=1)
-  text = "`score` is of the only evaluation of a run, so `last` is the same. "
+  text = "`score` comes from a run's only evaluation, so `last` is the same. "
   if evaluations > 1:
     text = (
-      f"`score` is of the best of a run's evaluations, up to {evaluations}, by the first of its "
-      "details and on the same examples, so it is a little better than it would be on others; "
-      "`last` comes from the last evaluation. "
+      f"`score` comes from the best of a run's evaluations (up to {evaluations}), chosen by the "
+      "first metric in `details` on the same examples, so it is slightly better than on new "
+      "examples; `last` comes from the last evaluation. "
     )
   if results["seeds"] > 1:
     text += (
-      "Of several seeds the run with the median score counts, with an even number the lower of "
-      "the two in the middle, at the rate where it is best: score, last, details, intervals and "
-      "charts are of this run. `best seed` is the score of the best run, whose predictions a "
-      "submission has; `spread` is the best minus the worst. "
+      "With several seeds, score, last, details, intervals and charts are of the run with the "
+      "median score (the lower of the middle two for an even number of runs), at the learning "
+      "rate where the median is best. `best seed` is the score of the best run, which makes the "
+      "predictions of a submission; `spread` is the best score minus the worst. "
     )
-  text += "`majority` is the score of giving the commonest label every time."
+  text += "`majority` is the score of always predicting the most common label."
   if _has_published(results):
-    text += " `published` are scores of other models, each in its authors' metric."
+    text += " `published` lists scores of other models, each in its authors' metric."
   return text
 
 
 def column_names(results: dict[str, Any]) -> list[str]:
-  """Return the names of the columns."""
+  """Return the table's column names, which depend on the seeds and on published scores."""
   names = ["task", "score", "last"]
   if results["seeds"] > 1:
     names += ["best seed", "spread"]
@@ -140,7 +145,7 @@ def _has_published(results: dict[str, Any]) -> bool:
 
 
 def task_cells(results: dict[str, Any], result: dict[str, Any]) -> list[str]:
-  """Return the columns of a task after its name."""
+  """Return the cells of a task's line after its name, in the order of `column_names`."""
   facts = result.get("facts", {})
   cells = [_format_score(result["score"]), _format_score(facts.get("last"))]
   if results["seeds"] > 1:
@@ -160,7 +165,7 @@ def task_cells(results: dict[str, Any], result: dict[str, Any]) -> list[str]:
 
 
 def _format_detail(result: dict[str, Any], name: str) -> str:
-  """Format a metric that the score counts, with its 95 % interval where the result has one."""
+  """Format a metric of the score, with its 95 % interval if the result has one."""
   interval = result.get("intervals", {}).get(name)
   detail = f"{name} {_format_score(result['metrics'].get(name))}"
   if interval is not None:
@@ -169,7 +174,7 @@ def _format_detail(result: dict[str, Any], name: str) -> str:
 
 
 def format_rate(result: dict[str, Any]) -> str:
-  """Format the learning rate of a task, as the tables show it."""
+  """Format a task's learning rate for the table: a number, "the recipe's" or "not trained"."""
   if not result["runs"]:
     return "not trained"
   return "the recipe's" if result["rate"] is None else f"{result['rate']:g}"
