@@ -8,7 +8,7 @@ from t5x_like.vocabularies import Vocabulary
 
 
 def encode_pieces(vocabulary: Vocabulary, text: str) -> list[int]:
-  """Encode a text with spelled-out sentinels and masks; add no EOS."""
+  """Encode a text that spells out sentinels and masks, without EOS."""
   if vocabulary.mask_id is None:
     return vocabularies.encode_sentinels(vocabulary, text)
   return encode_masks(
@@ -19,15 +19,18 @@ def encode_pieces(vocabulary: Vocabulary, text: str) -> list[int]:
 def encode_masks(
   vocabulary: Vocabulary, text: str, mask_id: int, spellings: Iterable[str]
 ) -> list[int]:
-  """Encode a text with sentinels, in which each of `spellings` stands for the mask; no EOS.
+  """Encode a text that spells out sentinels and, with any of `spellings`, masks; add no EOS.
 
-  A mask stands for a piece and the space before it, as in the vocabulary; for bytes, the space is a
-  separate piece.
+  A mask replaces a piece and, because most vocabularies store it in the piece, the space before. In
+  vocabularies with `spaces_apart`, such as bytes, the space is kept as a separate id.
   """
   ids: list[int] = []
   parts = re.split("|".join(map(re.escape, spellings)), text)
   for number, part in enumerate(parts):
-    if number < len(parts) - 1 and not vocabulary.spaces_apart:
+    is_before_mask = number < len(parts) - 1
+    if is_before_mask and not vocabulary.spaces_apart:
       part = part.removesuffix(" ")
-    ids += [*vocabularies.encode_sentinels(vocabulary, part), mask_id]
-  return ids[:-1]
+    ids += vocabularies.encode_sentinels(vocabulary, part)
+    if is_before_mask:
+      ids.append(mask_id)
+  return ids

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from t5x_like.data.preprocessors.spellings import spellings
+from t5x_like.data.preprocessors.spellings import spell_ids
 from t5x_like.data.supervised import bins
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
@@ -100,7 +100,7 @@ class FillInTheMiddle:
     self._pad = self._eos if vocabulary.pad_id is None else vocabulary.pad_id
     self._spellings = None
     if characters:
-      self._spellings = spellings(vocabulary)
+      self._spellings = spell_ids(vocabulary)
       self._sizes = np.array([len(spelling) for spelling in self._spellings], np.int64)
       self._pieces = self._find_pieces(vocabulary)
 

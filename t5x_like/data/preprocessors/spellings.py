@@ -1,20 +1,25 @@
-"""The text of single ids, whose concatenation is the text of a window."""
+"""The text of each id of a vocabulary, so that the text of a window is a concatenation."""
 
 from t5x_like.vocabularies import Vocabulary
 
+# Stands for ids without text of their own, because no span crosses the end of a line.
+_NO_TEXT = "\n"
 
-def spellings(vocabulary: Vocabulary) -> list[str]:
+
+def spell_ids(vocabulary: Vocabulary) -> list[str]:
   """Return the text that each id adds after a word.
 
-  It is a line end, which no span crosses, for ids without text or with part of a character.
+  Special ids and ids of part of a character have the text of a line end.
   """
-  lead = vocabulary.encode("a")
-  lead_length = len(vocabulary.decode(lead))
-  textless = vocabulary.special_ids | {vocabulary.unk_id}
+  word_ids = vocabulary.encode("a")
+  word_length = len(vocabulary.decode(word_ids))
+  ids_without_text = vocabulary.special_ids | {vocabulary.unk_id}
   texts = []
   for i in range(vocabulary.size):
-    text = "\n"
-    if i not in textless:
-      text = vocabulary.decode([*lead, i])[lead_length:]
-    texts.append("\n" if "\ufffd" in text else text)
+    text = _NO_TEXT
+    if i not in ids_without_text:
+      text = vocabulary.decode([*word_ids, i])[word_length:]
+    if "\ufffd" in text:
+      text = _NO_TEXT
+    texts.append(text)
   return texts
