@@ -1,9 +1,9 @@
-"""Run a program of the project by its name.
+"""Run a command or tool of the project by its name.
 
 t5x-like train --config=configs/t5/base.py --workdir=runs/base
 
-`t5x-like NAME …` is `python -m t5x_like.NAME …`, or `python -m tools.NAME …` for a tool. `t5x-like`
-alone lists them.
+`t5x-like NAME …` runs `python -m t5x_like.NAME …`, or `python -m tools.NAME …` for a tool.
+`t5x-like` without arguments lists the names.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ COMMANDS = ("train", "evaluate", "predict", "chat", "plan")
 
 
 def tools() -> dict[str, str]:
-  """Return each tool's module by its name; in a wheel the tools lie inside the package."""
+  """Return the tools as {name: module}; a wheel has them in `t5x_like.tools`."""
   package = "t5x_like.tools" if importlib.util.find_spec("t5x_like.tools") else "tools"
   spec = importlib.util.find_spec(package)
   names = set()
@@ -29,18 +29,18 @@ def tools() -> dict[str, str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Run the program that the first argument names, and exit as it does; 2 for an unknown name."""
+  """Run the program that the first argument names; exit with code 2 for an unknown name."""
   words = sys.argv[1:] if argv is None else argv
   programs = {name: f"t5x_like.{name}" for name in COMMANDS} | tools()
   if not words or words[0] in ("-h", "--help"):
     print(__doc__)
     print("programs: " + ", ".join(COMMANDS))
     print("tools:    " + ", ".join(name for name in programs if name not in COMMANDS))
-    print("\nt5x-like NAME --help describes one.")
+    print("\nt5x-like NAME --help describes a program.")
     sys.exit(0)
   if words[0] not in programs:
     near = errors.did_you_mean(words[0], programs)
-    print(f"error: {words[0]}: no such program{near}; t5x-like lists them", file=sys.stderr)
+    print(f"error: {words[0]}: no such program{near}; run t5x-like to list them", file=sys.stderr)
     sys.exit(errors.EXIT_USER_ERROR)
   module = programs[words[0]]
   sys.argv = [f"t5x-like {words[0]}", *words[1:]]

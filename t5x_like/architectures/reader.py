@@ -1,4 +1,4 @@
-"""The reader: a causal decoder's stack that feeds an encoder's head."""
+"""The reader, an encoder that reads from left to right: a causal stack below an encoder's head."""
 
 import jax
 from flax import nnx
@@ -17,12 +17,12 @@ from t5x_like.nn.mask import Mask
 class Reader(Encoder):
   """A causal stack with the features and heads of encoders.
 
-  It is "LTR & No NSP" in Devlin et al. 2019, section 5.1. Its parameters have the names of a
-  `Decoder`, so `config.init` can load them from a decoder's run. Token types are ignored.
+  Devlin et al. 2019, section 5.1, call it "LTR & No NSP". Its parameters have the same names as a
+  `Decoder`'s, so `config.init` can load them from a decoder's run. Token types are ignored.
   """
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
-    """Build the inputs and blocks of a decoder, and the head that `config.model.head` names."""
+    """Build the inputs and blocks of a decoder, and the head of `config.model.head`."""
     variant = self.variant
     deepnorm = deepnorm_weights(encoder_layers=0, decoder_layers=variant.dims.layers)["decoder"]
     builder = StackBuilder(variant.design, variant.dims, causal=True, deepnorm=deepnorm, **options)
@@ -39,19 +39,19 @@ class Reader(Encoder):
     )
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
-    """Return the states that the head reads, the valid positions and the auxiliary scalars."""
+    """Return (hidden states for the head [B, S, X], valid tokens [B, S], auxiliary scalars)."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
     mask = Mask(
-      pos,
-      pos,
-      segments,
-      segments,
-      valid,
+      q_pos=pos,
+      k_pos=pos,
+      q_segments=segments,
+      k_segments=segments,
+      k_valid=valid,
       causal=True,
       aligned=has_aligned_positions(batch, "encoder"),
     )
     x_BSD = self.inputs(self.embed(tokens_BS, self.dtype), pos, key=subkey(key, 0))
     context = Context(mask=mask, valid=valid)
     state_numbers = getattr(self.head, "states", LAST_STATE)
-    x_BSD, aux = read_states(self.decoder, x_BSD, context, subkey(key, 1), state_numbers)
-    return x_BSD, valid, aux
+    states_BSX, aux = read_states(self.decoder, x_BSD, context, subkey(key, 1), state_numbers)
+    return states_BSX, valid, aux

@@ -27,14 +27,15 @@ class WindowVariant(StagedVariant):
   """One published size of a Swin Transformer.
 
   Attributes:
-    window: rows and columns of a window; a stage with a smaller grid has one window of that size.
-    patch_position: one of `nn.image_positions`, added to the patches; the design's own positions
-      are within windows. "none" in published models. "learned_1d" is the absolute position
-      embedding of Liu et al. 2021 (arXiv:2103.14030), table 4.
-    pretrained_windows: for each stage, the window that its positions were first trained on
-      (`log_cpb`), or 0.
-    rounding: rounding of halved rows and columns where they limit a window; the number of tokens
-      always rounds up.
+    window: side of a square window, in patches; a stage whose grid is smaller has one window of the
+      size of the grid.
+    patch_position: one of `nn.image_positions`, added to the embedded patches; the design's
+      position scheme applies within windows. Published models have "none". "learned_1d" is the
+      absolute position embedding of Liu et al. 2021 (arXiv:2103.14030), table 4.
+    pretrained_windows: for each stage, the window with which its `log_cpb` positions were first
+      trained, or 0.
+    rounding: how a stage's grid is halved when it limits the window; the grid of the tokens always
+      rounds up.
   """
 
   window: PositiveInt = 7
@@ -51,18 +52,18 @@ class WindowVariant(StagedVariant):
       )
 
   def stage_window(self, stage: int) -> tuple[int, int]:
-    """Return the window of a stage, and the shift of every second layer."""
-    window = self.window
-    side = min(self.grids[stage].rows, self.grids[stage].columns)
+    """Return the window's side in a stage and the shift of every second layer, both in tokens."""
+    grid_side = min(self.grids[stage].rows, self.grids[stage].columns)
     if self.rounding == "down":
-      side = max(1, min(height_and_width(self.resolution)) // self.patch >> stage)
-    if window >= side:
-      return side, 0
-    return window, window // 2
+      pixels_per_token = self.patch * 2**stage
+      grid_side = max(1, min(height_and_width(self.resolution)) // pixels_per_token)
+    if self.window >= grid_side:
+      return grid_side, 0
+    return self.window, self.window // 2
 
 
 class PatchEmbedding(Linear):
-  """Projected patches of images, whose kernel starts as a convolution of PyTorch."""
+  """Project the patches of images, with the initial kernel of PyTorch's convolutions."""
 
   def __init__(self, variant: WindowVariant, rngs: nnx.Rngs):
     pixels = variant.patch**2 * variant.channels
@@ -85,12 +86,14 @@ class WindowEncoder(StagedEncoder):
   """Stages of layers that attend within windows, and patch merging between them.
 
   Args:
-    window, patch_position, pretrained_windows: None for the variant's.
+    window, patch_position, pretrained_windows: override the variant's field unless None.
   """
 
   VARIANT = WindowVariant
   INPUTS = NormFirstInputs
-  EDGE_EPSILON = 1e-5  # for the norms of patches, in the authors' code and in every published model
+  # The epsilon of the norms in patch embedding and merging, in the authors' code and all published
+  # models.
+  PATCH_NORM_EPSILON = 1e-5
 
   def __init__(
     self,
@@ -114,25 +117,25 @@ class WindowEncoder(StagedEncoder):
   def input_design(self) -> Design:
     design = self.variant.design
     position = self.variant.patch_position
-    return dataclasses.replace(design, norm_epsilon=self.EDGE_EPSILON, position=position)
+    return dataclasses.replace(design, norm_epsilon=self.PATCH_NORM_EPSILON, position=position)
 
   def build_patches(self, rngs: nnx.Rngs) -> PatchEmbedding:
     variant = self.variant
-    cells = min(variant.grid.rows, variant.grid.columns)
-    if cells < variant.window:
+    grid_side = min(variant.grid.rows, variant.grid.columns)
+    if grid_side < variant.window:
       raise UserError(
-        f"config.model.window: images of {variant.resolution} pixels have {cells} patches of "
+        f"config.model.window: images of {variant.resolution} pixels have {grid_side} patches of "
         f"{variant.patch} in a row, expected at least the window's {variant.window}"
       )
     return PatchEmbedding(variant, rngs)
 
   def build_stage(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
-    """Build a stage: the merging of patches, except in the first, and layers within windows."""
+    """Build a stage: patch merging, except in the first stage, then layers within windows."""
     variant = self.variant
     window, shift = variant.stage_window(number)
     depths = self.layer_depths(number)
     builder = WindowStackBuilder(
-      self._design(number),
+      self._stage_design(number),
       variant.stages[number],
       causal=False,
       grid=Grid(window, window),
@@ -141,14 +144,15 @@ class WindowEncoder(StagedEncoder):
       depths=depths,
       **options,
     )
-    stack = builder.stack(rngs).without(final_norm=Identity())  # the whole model has one
-    entry = self._merging(number, rngs) if number else None
+    # The encoder has one final norm, after the last stage.
+    stack = builder.stack(rngs).without(final_norm=Identity())
+    merging = self._build_merging(number, rngs) if number else None
     return Stage(
-      entry, stack, remat=options["remat"], end_depths=(depths[0], 0.0), length=window**2
+      merging, stack, remat=options["remat"], end_depths=(depths[0], 0.0), length=window**2
     )
 
-  def _design(self, number: int) -> Design:
-    """Return the design of a stage, with the window that its positions were first trained on."""
+  def _stage_design(self, number: int) -> Design:
+    """Return the design of a stage; `log_cpb` positions get the window of their first training."""
     design = self.variant.design
     pretrained = self.variant.pretrained_windows
     name, arguments = slots.name_and_arguments("config.model.design.position", design.position)
@@ -157,20 +161,20 @@ class WindowEncoder(StagedEncoder):
     position = {"name": name, **arguments, "pretrained": pretrained[number]}
     return dataclasses.replace(design, position=position)
 
-  def _merging(self, number: int, rngs: nnx.Rngs) -> PatchMerging:
-    """Build the merging of the patches of the stage before."""
+  def _build_merging(self, number: int, rngs: nnx.Rngs) -> PatchMerging:
+    """Build the layer that merges the previous stage's patches, four by four."""
     variant = self.variant
     design = self.input_design()
-    inputs = variant.stages[number - 1].embed
-    outputs = variant.stages[number].embed
+    in_width = variant.stages[number - 1].embed
+    out_width = variant.stages[number].embed
     norm_first = design.norm_position != "res_post"
-    norm = design.make_norm(4 * inputs if norm_first else outputs, rngs)
+    norm = design.make_norm(4 * in_width if norm_first else out_width, rngs)
     return PatchMerging(
       variant.grids[number - 1],
-      inputs,
-      outputs,
+      in_width,
+      out_width,
       rngs,
-      init=design.kernel_init(4 * inputs),
+      init=design.kernel_init(4 * in_width),
       norm=norm,
       norm_first=norm_first,
     )

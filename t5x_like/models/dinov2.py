@@ -14,7 +14,7 @@ from t5x_like.models import vit
 from t5x_like.nn.dims import Dims
 
 DESIGN = replace(vit.DESIGN, layer_scale=1.0)
-# the positions of models with registers
+# In models with registers, positions resized to fewer patches are low-pass filtered.
 ANTIALIASED = {"name": "learned_1d", "antialias": True}
 
 

@@ -29,14 +29,13 @@ class Attention(Layer):
 
   Args:
     scale: factor of the logits, usually 1/sqrt(H).
-    init: initializer of the key kernel, and of the query and value kernels unless they have their
-      own.
-    width: input width, if it differs from the output width `dims.embed`.
-    biases: projections with a bias: "qkv" or "qv" (queries and values), and "out".
+    init: initializer of the key kernel, and the default of `query_init` and `value_init`.
+    width: input width; the output width `dims.embed` if None.
+    biases: which projections have a bias: "qkv" or "qv" (queries and values), and "out".
     q_norm, k_norm: norms over the head width, before positions (Henry et al. 2020, Dehghani et al.
       2023).
-    position: the layer's own position scheme, in addition to the stack's.
-    core: computes the softmax.
+    position: the layer's position scheme, in addition to the one that the stack's layers share.
+    core: computes logits, softmax and weighted sum.
     softcap: logits become `softcap * tanh(logits / softcap)` (Gemma 2).
     window: see `Mask`.
 
@@ -140,7 +139,7 @@ class Attention(Layer):
 
 
 def attention_scope(mask: Mask):
-  """Return the named scope of the core's operations, by which the FLOP count finds causal ones."""
+  """Return the named scope of the core's operations, which tells the FLOP count if it is causal."""
   is_causal = mask.causal and mask.k_prefix is None
   return jax.named_scope(CAUSAL_SCOPE if is_causal else "attention")
 
@@ -148,7 +147,8 @@ def attention_scope(mask: Mask):
 class SelfAttention(Attention):
   """Attention among the tokens of one stack, optionally through a cache."""
 
-  SHARED_INPUT = ("query", "key", "value")  # see `decoding.cpu`
+  # Layers with the same input, which `decoding.cpu` fuses.
+  SHARED_INPUT = ("query", "key", "value")
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     """Return ([B, T, D], {}, cache).
@@ -171,7 +171,7 @@ class SelfAttention(Attention):
     return y_BTD, {}, cache
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
-    # The products of a decoding step read this layout.
+    # With heads before slots, the products of a decoding step need no transposition.
     shape = (start.batch, self.kv_heads, start.slots, self.head_dim)
     zeros = jnp.zeros(shape, cache_dtype(start.dtype))
     zeros = constrain(zeros, "batch", "activation_kv_heads", None, None)
@@ -179,7 +179,7 @@ class SelfAttention(Attention):
 
 
 def _write_cache(cache_BKSH: jax.Array, x_BTKH: jax.Array, slot: jax.Array) -> jax.Array:
-  """Write the keys or values of new tokens into a cache, from `slot` on."""
+  """Write the keys or values of new tokens into a cache, starting at `slot`."""
   new_BKTH = x_BTKH.swapaxes(1, 2).astype(cache_BKSH.dtype)
   return jax.lax.dynamic_update_slice(cache_BKSH, new_BKTH, (0, 0, slot, 0))
 
@@ -187,7 +187,7 @@ def _write_cache(cache_BKSH: jax.Array, x_BTKH: jax.Array, slot: jax.Array) -> j
 class CrossAttention(Attention):
   """Attention from a decoder to the encoder's output.
 
-  Its cache holds the projected memory, written once.
+  Its cache holds the keys and values of the encoder's output, which are computed once.
   """
 
   log_name = "cross_attention_core"
@@ -197,7 +197,7 @@ class CrossAttention(Attention):
     if cache is None:
       k_BSKH, v_BSKH = self._project_memory(context.memory, mask)
     else:
-      # Without the barrier, XLA takes the swap out of the loop over steps, and on CPU transposes
+      # Without the barrier, XLA hoists the swap out of the loop over steps, and on CPU transposes
       # back at every step.
       k_BKSH, v_BKSH = jax.lax.optimization_barrier((cache["k"], cache["v"]))
       k_BSKH = k_BKSH.swapaxes(1, 2)
@@ -220,9 +220,9 @@ class CrossAttention(Attention):
 
 
 def cache_dtype(dtype: jnp.dtype) -> jnp.dtype:
-  """Return the dtype of cached keys and values: float32 on CPU.
+  """Return the dtype of cached keys and values: float32 on CPU, else `dtype`.
 
-  There, XLA multiplies bfloat16 with a batch axis in float32 and would cast the whole cache at
-  every step.
+  On CPU, XLA computes batched products of bfloat16 in float32, so a bfloat16 cache would be cast as
+  a whole at every step.
   """
   return jnp.dtype(jnp.float32) if platform() == "cpu" else dtype

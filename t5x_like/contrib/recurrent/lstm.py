@@ -1,8 +1,8 @@
 """Long short-term memory (Hochreiter and Schmidhuber 1997), with a forget gate (Gers et al. 2000).
 
-The recurrent baselines of two papers: a layer of a decoder (Radford et al. 2018, section 5), and
-two directions above an encoder (Devlin et al. 2019, sections 5.1 and 5.3). Initial kernels have the
-deviation of torch's, 1/sqrt(3H).
+These are the recurrent baselines of two papers: `Recurrence` is a layer of a decoder (Radford et
+al. 2018, section 5), and `BiLstm` reads an encoder's output in both directions (Devlin et al. 2019,
+sections 5.1 and 5.3). Initial kernels have PyTorch's standard deviation, 1/sqrt(3H).
 """
 
 from functools import partial
@@ -22,10 +22,10 @@ State = tuple[jax.Array, jax.Array]
 
 
 class Lstm(nnx.Module):
-  """A layer of H units, in one direction.
+  """A layer of H units that reads in one direction.
 
-  `c = sigmoid(f) * c + sigmoid(i) * tanh(g)` and `h = sigmoid(o) * tanh(c)`, where the gates i, f,
-  g and o are quarters of one projection of the input and of the last h.
+  `c = sigmoid(f) * c + sigmoid(i) * tanh(g)` and `h = sigmoid(o) * tanh(c)`, where i, f, g and o
+  are the quarters of a vector of width 4H, the projected input plus the projected previous h.
   """
 
   def __init__(self, width: int, hidden: int, rngs: nnx.Rngs):
@@ -42,14 +42,14 @@ class Lstm(nnx.Module):
     starts_BT: jax.Array | None = None,
     reverse: bool = False,
   ) -> tuple[jax.Array, State]:
-    """Read the tokens in order, or from the last to the first.
+    """Read the tokens in order, or from the last to the first with `reverse`.
 
     Args:
-      state: the state before them; None for zeros.
-      valid_BT: bool, False for padding, which leaves the state as it is and whose output is zero.
-      starts_BT: bool, True where the state is reset first.
+      state: the state before the first token read; None for zeros.
+      valid_BT: bool, False for padding, which leaves the state unchanged and has zeros as output.
+      starts_BT: bool, True for tokens before which the state is reset to zeros.
     Returns:
-      ([B, T, H], the state after the tokens)
+      ([B, T, H], the state after the last token read)
     """
     B, T, _ = x_BTD.shape
     H = self.states.kernel.shape[-2]
@@ -57,8 +57,9 @@ class Lstm(nnx.Module):
     valid_BT = jnp.ones((B, T), bool) if valid_BT is None else valid_BT
     starts_BT = jnp.zeros((B, T), bool) if starts_BT is None else starts_BT
 
+    # Only products are saved for the backward pass; it recomputes the gates, which are float32.
     @partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.checkpoint_dots)
-    def step(state: State, token):  # the backward pass keeps products, not gates in float32
+    def step(state: State, token):
       gates_BX, valid_B1, starts_B1 = token
       h_BH, c_BH = state
       h_BH = jnp.where(starts_B1, jnp.zeros_like(h_BH), h_BH)
@@ -81,12 +82,12 @@ def zero_state(B: int, H: int, dtype: jnp.dtype) -> State:
 
 
 class BiLstm(nnx.Module):
-  """Layers that read in both directions, H units in each."""
+  """Layers that read in both directions, with H units in each direction."""
 
   def __init__(self, width: int, hidden: int, layers: int, rngs: nnx.Rngs):
     widths = [width, *[2 * hidden] * (layers - 1)]
-    self.forward = nnx.List([Lstm(width, hidden, rngs) for width in widths])
-    self.backward = nnx.List([Lstm(width, hidden, rngs) for width in widths])
+    self.forward = nnx.List([Lstm(in_width, hidden, rngs) for in_width in widths])
+    self.backward = nnx.List([Lstm(in_width, hidden, rngs) for in_width in widths])
 
   def __call__(
     self,
@@ -105,7 +106,7 @@ class BiLstm(nnx.Module):
 
 
 class Recurrence(Layer):
-  """An LSTM and a projection to the width of the stack, instead of a block's attention and MLP."""
+  """An LSTM and a projection to the stack's width, in place of a block's attention and MLP."""
 
   def __init__(self, embed: int, hidden: int, rngs: nnx.Rngs, dropout: Dropout):
     self.lstm = Lstm(embed, hidden, rngs)
@@ -130,8 +131,8 @@ class Recurrence(Layer):
         "to right; use a causal task, such as causal_lm"
       )
     if mask.q_segments is not None:
-      before = jnp.pad(mask.q_segments[:, :-1], ((0, 0), (1, 0)))
-      starts_BT = mask.q_segments != before
+      previous_segments_BT = jnp.pad(mask.q_segments[:, :-1], ((0, 0), (1, 0)))
+      starts_BT = mask.q_segments != previous_segments_BT
     if cache is not None:
       state = cache["h"], cache["c"]
       valid_BT = jax.lax.dynamic_slice_in_dim(mask.k_valid, context.slot, x_BTD.shape[1], axis=1)

@@ -26,7 +26,8 @@ class Mlp(Layer):
     gated: whether there is a gate; or the function of `wi(x)` that it multiplies.
   """
 
-  SHARED_INPUT = ("wi", "gate")  # see `decoding.cpu`
+  # Layers with the same input, which `decoding.cpu` fuses.
+  SHARED_INPUT = ("wi", "gate")
 
   def __init__(
     self,
