@@ -1,11 +1,17 @@
-# `make quickstart` and `make test` do all their own set-up in .venv; nothing else is needed but Python 3.11+ and pip.
+# `make quickstart` and `make test` do all their own set-up in .venv; nothing else is needed but Python 3.11 to 3.13.
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+# The first Python of a tested version that starts: on the path, or one that pyenv has installed.
+PYENV_ROOT ?= $(HOME)/.pyenv
+IS_TESTED := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12), (3, 13)))
+find_python = $(shell for python in $(1) $(wildcard $(PYENV_ROOT)/versions/3.1[123].*/bin/python); do \
+  "$$python" -c "$(IS_TESTED)" 2> /dev/null && echo "$$python" && break; done)
+PYTHON ?= $(call find_python,python3.11 python3.12 python3.13 python3)
+NEED_PYTHON = @test -n "$(PYTHON)" || { echo "make: needs Python 3.11, 3.12 or 3.13 with venv; found none: name one by PYTHON=/path/to/python"; exit 1; }
 VENV := .venv
 RUN := $(VENV)/bin/python
 OTHERS := heavy or drill or howto or parity or services or more or fuzz or install or site
 
-.PHONY: setup quickstart test test-runs docs test-docs test-fuzz test-install test-heavy test-drills test-howtos test-more test-services plans parity benchmarks lint clean
+.PHONY: setup quickstart test test-runs docs test-docs test-fuzz test-install test-newest test-heavy test-drills test-howtos test-more test-services plans parity benchmarks lint clean
 
 setup: $(VENV)/.ready
 
@@ -20,6 +26,15 @@ test: $(VENV)/.ready
 # Whole runs of every command: started, stopped, continued, evaluated.
 test-runs: $(VENV)/.ready
 	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'runs and not ($(OTHERS))' $(PYTEST)
+
+# The core's tests with the newest releases that the bounds of requirements.txt admit, in an environment of its own:
+# make test-newest PYTHON=python3.13
+test-newest:
+	$(NEED_PYTHON)
+	$(PYTHON) -m venv build/newest
+	build/newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -e '.[test]'
+	build/newest/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder \
+	  -m 'not (runs or $(OTHERS))' $(PYTEST) tests/nn tests/parallel tests/training
 
 # What make test leaves out because it takes long: runs killed at many moments, each start compiled anew.
 test-heavy: $(VENV)/.ready
@@ -84,12 +99,11 @@ lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-# Exactly the versions of constraints.txt on the Python they were frozen for, the bounds of requirements.txt elsewhere.
+# Exactly the versions of constraints.txt.
 $(VENV)/.ready: requirements.txt constraints.txt pyproject.toml setup.py
-	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check \
-	  $$($(RUN) -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")') \
-	  -e '.[test]'
+	$(NEED_PYTHON)
+	$(PYTHON) -m venv --clear $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
 clean:

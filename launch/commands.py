@@ -288,31 +288,27 @@ def install_lines(extras: str, project: str, venv: str) -> str:
   """Return a shell script that installs a copy of the project into a virtual environment, once.
 
   The project needs Python 3.11 or newer. TPU VM images of Ubuntu 22.04 have 3.10; there, `uv`
-  downloads 3.11. The versions of constraints.txt are installed on Python 3.11 only, for which they
-  were frozen.
+  downloads 3.12.
 
   Args:
     extras: extras of the project, such as `tpu,gcs`.
     project, venv: directories, quoted for a shell script.
   """
   check = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"
-  pins = (
-    f"import sys; print('-c {project}/constraints.txt' if sys.version_info[:2] == (3, 11) else '')"
-  )
+  constraints = f"{project}/constraints.txt"
   return "\n".join(
     [
       "set -e",
       f"if [ ! -x {venv}/bin/python ]; then",
-      "  for python in python3.11 python3.12 python3; do",
+      "  for python in python3.12 python3.13 python3.11 python3; do",
       f'    if "$python" -c {quote(check)} 2> /dev/null; then "$python" -m venv {venv}; break; fi',
       "  done",
       "fi",
       f"if [ ! -x {venv}/bin/python ]; then",
       "  python3 -m pip install --quiet --user uv && python3 -m uv venv --quiet --seed --python "
-      f"3.11 {venv}",
+      f"3.12 {venv}",
       "fi",
-      f"pins=$({venv}/bin/python -c {quote(pins)})",
-      f"{venv}/bin/python -m pip install --quiet $pins -e {project}'[{extras}]'",
+      f"{venv}/bin/python -m pip install --quiet -c {constraints} -e {project}'[{extras}]'",
       "",
     ]
   )

@@ -39,9 +39,9 @@ def bucket_and_python(request, tmp_path_factory):
   python = folder / "bin" / "python"
   if not python.exists():
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pinned = ["-c", "constraints.txt"] if sys.version_info[:2] == (3, 11) else []
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, *pinned, "-e", f".[{request.param}]"], cwd=REPO, check=True)
+    pinned = ["-c", "constraints.txt", "-e", f".[{request.param}]"]
+    subprocess.run([*pip, *pinned], cwd=REPO, check=True)
   return ADDRESSES[request.param], str(python)
 
 

@@ -398,14 +398,12 @@ def test_an_image_with_an_old_python_gets_a_new_one(version, source, tmp_path):
   installer = (
     f'mkdir -p {venv}/bin; cp {programs}/inside {venv}/bin/python; echo "$*" >> {tmp_path}/made'
   )
-  (programs / "inside").write_text(
-    f'#!/bin/bash\n[ "$1" = -c ] && exec echo -c pins.txt\necho "$*" >> {tmp_path}/installed\n'
-  )
+  (programs / "inside").write_text(f'#!/bin/bash\necho "$*" >> {tmp_path}/installed\n')
   (programs / "python3").write_text(
     f'#!/bin/bash\ncase "$*" in -c*) exit {int(not new)} ;; *venv*) {installer} ;; *) echo "$*" >> '
     f"{tmp_path}/made ;; esac\n"
   )
-  for name in ("python3.11", "python3.12"):  # not this machine's
+  for name in ("python3.11", "python3.12", "python3.13"):  # not this machine's
     (programs / name).write_text("#!/bin/bash\nexit 1\n")
   for program in programs.iterdir():
     program.chmod(0o755)
@@ -420,7 +418,7 @@ def test_an_image_with_an_old_python_gets_a_new_one(version, source, tmp_path):
   assert len(installer_calls) == (1 if new else 2)
   assert source in installer_calls[-1] and ("uv" in installer_calls[-1]) != new
   assert (tmp_path / "installed").read_text().splitlines() == [
-    "-m pip install --quiet -c pins.txt -e project[tpu,gcs]"
+    "-m pip install --quiet -c project/constraints.txt -e project[tpu,gcs]"
   ] * 2
 
 
