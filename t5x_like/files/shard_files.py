@@ -88,10 +88,11 @@ class ShardFiles(abc.ABC):
         raise UserError(
           f"{self.name(file)}: cannot be read ({one_line(error)}): {self._remedy}"
         ) from error
-      digest.update(self._present(file, data))
+      self._check_exists(file, data)
+      digest.update(data)
     return digest.hexdigest()
 
-  def _present(self, file: str, data: bytes | None) -> bytes:
-    if data is None:
+  def _check_exists(self, file: str, content: bytes | None) -> None:
+    """Raise UserError if a read returned None instead of a file's content."""
+    if content is None:
       raise UserError(f"{self.name(file)}: found no such file: copy it again or {self._remedy}")
-    return data

@@ -47,7 +47,7 @@ def address(request, server):
 def cache(request, monkeypatch):
   budget = 10**9 if request.param == "cached" else 0
   monkeypatch.setattr(remote_ranges, "_budget", remote_ranges._Budget(budget))
-  monkeypatch.setattr(remote_ranges, "_BLOCK", 20_000)
+  monkeypatch.setattr(remote_ranges, "_BLOCK_BYTES", 20_000)
 
 
 def token_requests(server):
@@ -82,7 +82,7 @@ def test_opening_requests_a_manifest_a_table_and_one_listing(server):
 def test_an_overwritten_shard_is_an_error_if_its_content_differs(
   is_same, server, cache, monkeypatch
 ):
-  monkeypatch.setattr(remote_ranges, "_BLOCK", 2_000)
+  monkeypatch.setattr(remote_ranges, "_BLOCK_BYTES", 2_000)
   store = TokenStore.open("gs://bucket/train", verify="size")
   store.windows(np.array([0]), 10)
   file = server.root / "train" / "tokens" / "00000000"
@@ -119,7 +119,7 @@ def test_a_lost_or_truncated_file_is_named(server, tmp_path):
 
 
 def test_threads_fetch_each_range_of_a_cached_store_once(server, address, monkeypatch):
-  monkeypatch.setattr(remote_ranges, "_BLOCK", 1_000)
+  monkeypatch.setattr(remote_ranges, "_BLOCK_BYTES", 1_000)
   server.delay = 0.005
   store = TokenStore.open(address, verify="size")
   starts = np.random.default_rng(0).integers(0, store.num_tokens - 300, (16, 100))
