@@ -9,7 +9,7 @@ published models, unless the ids far exceed their number. `objects` are as in Te
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from t5x_like.contrib.detection.sources import boxes
@@ -59,45 +59,32 @@ class Source(boxes.Source):
     path, folder = self._parts[split]
     content = _load(path)
     names = _categories(content, path)
-    annotations = _by_image(content, path)
-    numbered_images = list(enumerate(content["images"]))
-    if part:
-      numbered_images = numbered_images[slice(*part)]
-    for number, image in numbered_images:
+    annotations = _annotations_by_image(content, path)
+    begin, end = part or (0, len(content["images"]))
+    for number, image in list(enumerate(content["images"]))[begin:end]:
       where = f"{path}, image {number}"
       try:
-        if not file_names.is_inside(image["file_name"]):
+        file_name = image["file_name"]
+        if not file_names.is_inside(file_name):
           raise UserError(
-            f"{where}: found file_name {file_names.quote_name(image['file_name'])}, expected a "
+            f"{where}: found file_name {file_names.quote_name(file_name)}, expected a "
             f"path below {folder}; give the directory of the images as FILE@FOLDER"
           )
-        file = f"{folder}/{image['file_name']}"
         height = float(image["height"])
         width = float(image["width"])
-        objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
-        for annotation in annotations.get(image["id"], ()):
-          x, y, w, h = map(float, annotation["bbox"])
-          objects["bbox"].append([y / height, x / width, (y + h) / height, (x + w) / width])
-          objects["label"].append(names[annotation["category_id"]])
-          objects["area"].append(float(annotation.get("area", w * h)))
-          objects["is_crowd"].append(bool(annotation.get("iscrowd", 0)))
+        objects = _objects(annotations.get(image["id"], ()), height, width, names)
       except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         fault = _describe_fault(error, names)
         raise UserError(
           f"{where}: found {fault}, expected file_name, height, width and id, and "
           "annotations with bbox [x, y, width, height] and a category_id of its categories"
         ) from error
+      file = f"{folder}/{file_name}"
       if not as_path(file).exists():
         yield where, Skip(f"no such file in {folder}")
         continue
-      yield (
-        where,
-        {
-          "image": read_bytes(file),
-          "objects": objects,
-          ANNOTATED_SIZE: (round(height), round(width)),
-        },
-      )
+      annotated_size = (round(height), round(width))
+      yield where, {"image": read_bytes(file), "objects": objects, ANNOTATED_SIZE: annotated_size}
 
   def split_facts(self, split: str) -> dict[str, Any]:
     path, folder = self._parts[split]
@@ -110,47 +97,65 @@ class Source(boxes.Source):
     }
 
 
-def _by_image(content: dict[str, Any], path: str) -> dict[int | str, list[dict[str, Any]]]:
-  """Return the annotations of each image by its id.
+def _objects(
+  annotations: Sequence[dict[str, Any]], height: float, width: float, names: dict[int, str]
+) -> dict[str, list]:
+  """Return the `objects` of an image of `height` by `width` pixels."""
+  objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
+  for annotation in annotations:
+    x, y, w, h = map(float, annotation["bbox"])
+    objects["bbox"].append([y / height, x / width, (y + h) / height, (x + w) / width])
+    objects["label"].append(names[annotation["category_id"]])
+    objects["area"].append(float(annotation.get("area", w * h)))
+    objects["is_crowd"].append(bool(annotation.get("iscrowd", 0)))
+  return objects
+
+
+def _annotations_by_image(
+  content: dict[str, Any], path: str
+) -> dict[int | str, list[dict[str, Any]]]:
+  """Return the annotations of each image, by the image's id.
 
   Raises:
-    UserError: an image has no id, two have the same, or annotations are of no image.
+    UserError: an image has no id, two have the same, or an annotation names an id of no image.
   """
   annotations: dict[int | str, list[dict[str, Any]]] = {}
   for number, image in enumerate(content["images"]):
-    name = image.get("id")
-    if not isinstance(name, int | str) or isinstance(name, bool):
+    image_id = image.get("id")
+    if not isinstance(image_id, int | str) or isinstance(image_id, bool):
       raise UserError(
-        f"{path}, image {number}: found a JSON {json_type_name(name)} for id, expected a number or "
-        "a text"
+        f"{path}, image {number}: found a JSON {json_type_name(image_id)} for id, expected an "
+        "integer or a string"
       )
-    if name in annotations:
+    if image_id in annotations:
       raise UserError(
-        f"{path}, image {number}: found the id {name!r} a second time, expected one image for each"
+        f"{path}, image {number}: found the id {image_id!r} a second time, expected one image for "
+        "each"
       )
-    annotations[name] = []
+    annotations[image_id] = []
   strays = []
   for number, annotation in enumerate(content["annotations"]):
-    name = annotation.get("image_id")
-    if not isinstance(name, int | str) or isinstance(name, bool):
+    image_id = annotation.get("image_id")
+    if not isinstance(image_id, int | str) or isinstance(image_id, bool):
       raise UserError(
-        f"{path}, annotation {number}: found a JSON {json_type_name(name)} for image_id, "
+        f"{path}, annotation {number}: found a JSON {json_type_name(image_id)} for image_id, "
         "expected an image's id"
       )
-    if name in annotations:
-      annotations[name].append(annotation)
+    if image_id in annotations:
+      annotations[image_id].append(annotation)
     else:
-      strays.append((number, name))
+      strays.append((number, image_id))
   if strays:
-    number, name = strays[0]
+    number, stray_id = strays[0]
     kinds = {json_type_name(image_id) for image_id in annotations}
     hint = ""
-    if kinds and json_type_name(name) not in kinds:
+    if kinds and json_type_name(stray_id) not in kinds:
       hint = f"; the ids of images are a JSON {'/'.join(sorted(kinds))}"
     raise UserError(
-      f"{path}: {len(strays)} of {len(content['annotations'])} annotations are of none of the "
-      f"{len(annotations)} images, annotation {number} first (image_id {name!r:.40}{hint}); "
-      "correct or remove them: their images would be taught as empty"
+      f"{path}: {len(strays)} of {len(content['annotations'])} annotations have an image_id of "
+      f"none of the {len(annotations)} images, first annotation {number} "
+      f"(image_id {stray_id!r:.40}{hint}); correct or remove them: their images would count as "
+      "empty in training"
     )
   return annotations
 
@@ -168,11 +173,12 @@ def _describe_fault(error: Exception, names: dict[int, str]) -> str:
 
 
 def _load(path: str) -> dict[str, Any]:
+  """Read a file of annotations, and check that its lists are lists of objects."""
   content = checked_json.parse_json(read_bytes(path), dict, path, "COCO's JSON of instances")
   for key in ("images", "annotations", "categories"):
-    if not isinstance(content.get(key), list) or not all(
-      isinstance(element, dict) for element in content[key]
-    ):
+    elements = content.get(key)
+    is_list = isinstance(elements, list)
+    if not is_list or not all(isinstance(element, dict) for element in elements):
       raise UserError(
         f"{path}: found no list of objects {key!r}, expected COCO's JSON of instances"
       )
@@ -190,14 +196,17 @@ def _categories(content: dict[str, Any], path: str) -> dict[int, str]:
     ) from error
   if not all(isinstance(i, int) and isinstance(name, str) for i, name in names.items()):
     raise UserError(
-      f"{path}: found a category whose id is no whole number or whose name is no "
-      "text, expected both"
+      f"{path}: found a category whose id is no integer or whose name is no string, expected both"
     )
   return names
 
 
 def _class_names(names: dict[int, str]) -> tuple[str, ...]:
-  """Return class names in the order of their numbers."""
+  """Return the names of the classes 0, 1, ….
+
+  Class i is the category with id i, so COCO's gaps stay. Where the ids are negative or far exceed
+  the number of categories, class i is the i-th category.
+  """
   if not names or min(names) < 0 or max(names) > 2 * len(names) + 10:
     return tuple(names.values())
   return tuple(names.get(i, f"no category {i}") for i in range(max(names) + 1))
