@@ -2,15 +2,17 @@
 
 It follows Yang et al. 2019 (https://arxiv.org/abs/1906.08237). A row has two streams (section 2.3):
 the content stream, a state of each token, and the query stream, a state of each token to predict,
-which depends on the token's position but not on the token. Both read the keys and values of the
-content stream. Here the query stream follows the content stream in one array [B, S + K, D]; as its
-rows are keys of no query, norms, feed-forward layers, scans and recomputation treat both streams
-alike.
+which depends on the token's position but not on the token. Both attend to the content stream only.
+Here the query stream follows the content stream in one array [B, S + K, D], so that all other parts
+of a block (norms, feed-forward layers, scans, recomputation) need not distinguish the two.
 
 The logit of a query at i and a key at j is ((q_i + u) k_j + (q_i + v) r_{i-j} + (q_i + w) s_ij) /
 sqrt(H). r is a projection of the sinusoids of the distance (Dai et al. 2019,
 https://arxiv.org/abs/1901.02860, section 3.3), s_ij one of two vectors, for tokens of the same
 segment and of different segments (section 2.5), and u, v, w are learned.
+
+In shapes, T is S + K, P the 2 S - 1 distances from 1 - S to S - 1, C the two kinds of pairs (same
+segment, different segments), and X all heads together, N * H.
 """
 
 import dataclasses
@@ -77,35 +79,43 @@ class TwoStreamAttention(SelfAttention):
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     """Return ([B, T, D], {}, None); `context.mask` is a `StreamMask`."""
     mask = context.mask
-    dtype = x_BTD.dtype
-    D = x_BTD.shape[-1]
     S = mask.k_types.shape[1]
     q_BTX = self.query(x_BTD)
     k_BSX, v_BSX = apply_jointly((self.key, self.value), x_BTD[:, :S])
     k_BSNH, v_BSNH = self.keys_and_values(k_BSX, v_BSX, mask.k_pos)
-    content_bias_X = self.content_bias[...].astype(dtype)
-    position_bias_X = self.position_bias[...].astype(dtype)
-    type_bias_X = self.type_bias[...].astype(dtype)
-    vectors_PD = sinusoids(jnp.arange(1 - S, S), D).astype(dtype)
-    vectors_PD = self.dropout(vectors_PD, subkey(key, 1))
-    relative_PNH = self._split_heads(self.relative(vectors_PD))
-    types_CNH = self._split_heads(self.types[...].astype(dtype))
-    position_q_BTNH = self._split_heads(q_BTX + position_bias_X)
-    by_distance_BNTP = wide_einsum("BTNH,PNH->BNTP", position_q_BTNH, relative_PNH)
-    type_q_BTNH = self._split_heads(q_BTX + type_bias_X)
-    by_type_BNT2 = wide_einsum("BTNH,CNH->BNTC", type_q_BTNH, types_CNH)
-    distance_BTS = mask.q_pos[:, :, None] - mask.k_pos[:, None, :]
-    row_BTS = jnp.clip(distance_BTS + S - 1, 0, 2 * S - 2)
-    row_BNTS = jnp.broadcast_to(row_BTS[:, None], (*by_type_BNT2.shape[:3], S))
-    differ_BTS = mask.q_types[:, :, None] != mask.k_types[:, None, :]
-    bias_BNTS = jnp.take_along_axis(by_distance_BNTP, row_BNTS, axis=-1)
-    different_BNT1 = by_type_BNT2[..., 1:]
-    same_BNT1 = by_type_BNT2[..., :1]
-    bias_BNTS += jnp.where(differ_BTS[:, None], different_BNT1, same_BNT1)
-    bias_BNTS = self.scale * bias_BNTS
-    content_q_BTX = q_BTX + content_bias_X
+    position_logits_BNTS = self._position_logits(q_BTX, x_BTD.shape[-1], mask, key)
+    type_logits_BNTS = self._type_logits(q_BTX, mask)
+    bias_BNTS = self.scale * (position_logits_BNTS + type_logits_BNTS)
+    content_q_BTX = q_BTX + self.content_bias[...].astype(q_BTX.dtype)
     y_BTD = self.attend(self.core, content_q_BTX, k_BSNH, v_BSNH, mask, bias_BNTS, key)
     return y_BTD, {}, None
+
+  def _position_logits(
+    self, q_BTX: jax.Array, width: int, mask: StreamMask, key: jax.Array | None
+  ) -> jax.Array:
+    """Compute (q_i + v) r_{i-j}, with sinusoids of `width` channels: float32 [B, N, T, S]."""
+    dtype = q_BTX.dtype
+    S = mask.k_types.shape[1]
+    sinusoids_PD = sinusoids(jnp.arange(1 - S, S), width).astype(dtype)
+    sinusoids_PD = self.dropout(sinusoids_PD, subkey(key, 1))
+    relative_PNH = self._split_heads(self.relative(sinusoids_PD))
+    biased_q_BTNH = self._split_heads(q_BTX + self.position_bias[...].astype(dtype))
+    logits_BNTP = wide_einsum("BTNH,PNH->BNTP", biased_q_BTNH, relative_PNH)
+    distance_BTS = mask.q_pos[:, :, None] - mask.k_pos[:, None, :]
+    row_BTS = jnp.clip(distance_BTS + S - 1, 0, 2 * S - 2)
+    row_BNTS = jnp.broadcast_to(row_BTS[:, None], (*logits_BNTP.shape[:3], S))
+    return jnp.take_along_axis(logits_BNTP, row_BNTS, axis=-1)
+
+  def _type_logits(self, q_BTX: jax.Array, mask: StreamMask) -> jax.Array:
+    """Compute (q_i + w) s_ij: float32 [B, N, T, S]."""
+    dtype = q_BTX.dtype
+    types_CNH = self._split_heads(self.types[...].astype(dtype))
+    biased_q_BTNH = self._split_heads(q_BTX + self.type_bias[...].astype(dtype))
+    logits_BNTC = wide_einsum("BTNH,CNH->BNTC", biased_q_BTNH, types_CNH)
+    same_BNT1 = logits_BNTC[..., :1]
+    different_BNT1 = logits_BNTC[..., 1:]
+    differ_BTS = mask.q_types[:, :, None] != mask.k_types[:, None, :]
+    return jnp.where(differ_BTS[:, None], different_BNT1, same_BNT1)
 
   def _split_heads(self, x: jax.Array) -> jax.Array:
     """Split the last axis into heads."""
