@@ -1,10 +1,13 @@
 """CLIP: a ViT and a causal text encoder, trained to match texts with images.
 
 Radford et al. 2021 (https://arxiv.org/abs/2103.00020), tables 19 and 20. The ViT has a norm before
-its first block, and no bias on its patches; both have pre-norm blocks and an approximate GELU. The
-state at EOS represents a text of up to 77 tokens. Kernels start as in the authors' code
-(`initialize_parameters` of openai/CLIP's model.py), which leaves those of images to PyTorch:
-Xavier's deviation for queries, keys and values as one matrix, 1/sqrt(3 fan in) for the others.
+its first block, and its projection of patches has no bias. Both encoders have pre-norm blocks and
+an approximate GELU. The state at EOS represents a text of up to 77 tokens.
+
+The text encoder's kernels start as in `initialize_parameters` of openai/CLIP's model.py. That code
+leaves most kernels of the ViT to PyTorch's defaults: Xavier's standard deviation for the joint
+matrix of queries, keys and values, and 1/sqrt(3 fan in) for the others.
+
 `models/siglip.py` is trained with a pairwise loss.
 """
 
@@ -36,15 +39,24 @@ IMAGE = replace(
 TOKENS = Tokens(pad=None, start=49_406, eos=49_407)
 
 
+def _dims(embed, heads, layers) -> Dims:
+  return Dims(embed, heads, heads, embed // heads, 4 * embed, layers)
+
+
 def _clip(width, image, text, patch, resolution=224) -> DualVariant:
-  dims = [
-    Dims(embed, heads, heads, embed // heads, 4 * embed, layers)
-    for embed, heads, layers in (image, text)
-  ]
-  design = replace(IMAGE, embed_init=image[0] ** -0.5)
-  patches = dict(patch_bias=False, patch_scale=1 / 3)
-  vision = ImageVariant(dims[0], design, patch, resolution, head="projection", **patches)
-  return DualVariant(vision, Variant(dims[1], TEXT, 49_408, TOKENS), width)
+  """Return a variant; `image` and `text` are the arguments of `_dims`."""
+  image_dims = _dims(*image)
+  image_variant = ImageVariant(
+    image_dims,
+    replace(IMAGE, embed_init=image_dims.embed**-0.5),
+    patch,
+    resolution,
+    head="projection",
+    patch_bias=False,
+    patch_scale=1 / 3,
+  )
+  text_variant = Variant(_dims(*text), TEXT, 49_408, TOKENS)
+  return DualVariant(image_variant, text_variant, width)
 
 
 VARIANTS = {

@@ -3,9 +3,9 @@
 He et al. 2021, https://arxiv.org/abs/2111.09543.
 
 Positions enter only as vectors of relative distances (`nn.disentangled`); there are neither
-absolute positions nor token types. This is the encoder to fine-tune, or to pretrain as a masked
-language model, as v1 was but without its enhanced mask decoder; `models.deberta_rtd` is the paper's
-pretraining.
+absolute positions nor token types. Fine-tune this encoder, or pretrain it as a masked language
+model (DeBERTa v1's objective, but without v1's enhanced mask decoder). For the paper's pretraining,
+see `models.deberta_rtd`.
 """
 
 from dataclasses import dataclass, replace
@@ -29,8 +29,8 @@ class DebertaVariant(Variant):
   """A variant with the sizes of a `nn.disentangled.DisentangledStack`.
 
   Attributes:
-    buckets, max_distance: number of buckets on each side, and the distance from which all share a
-      bucket.
+    buckets: number of buckets of distances on each side.
+    max_distance: distance from which all tokens share the last bucket.
   """
 
   buckets: PositiveInt = 256
@@ -40,7 +40,7 @@ class DebertaVariant(Variant):
     if self.max_distance <= self.buckets // 2 + 1 or self.buckets < 4:
       raise UserError(
         f"config.model.variant.max_distance: found {self.max_distance} with {self.buckets} "
-        "buckets, expected at least 4 buckets, and over half as far"
+        f"buckets, expected at least 4 buckets and a distance above {self.buckets // 2 + 1}"
       )
 
 
@@ -74,12 +74,13 @@ class Model(Encoder):
     if design.position not in ("none", {"name": "none"}) or names != ("self_attention", "mlp"):
       raise UserError(
         f"config.model.design: found position {design.position!r} and sublayers "
-        f"{', '.join(names)}, expected position "
-        "'none' and one attention and feed-forward layer in turn"
+        f"{', '.join(names)}, expected position 'none' and sublayers self_attention, mlp"
       )
-    parts = dict(
+    self.encoder = DisentangledStack(
+      self.encoder,
+      rngs,
+      init=design.table_init(),
       norm=design.make_norm(D, rngs),
       buckets=self.variant.buckets,
       max_distance=self.variant.max_distance,
     )
-    self.encoder = DisentangledStack(self.encoder, rngs, init=design.table_init(), **parts)

@@ -3,10 +3,12 @@
 The vector is the token's latent (DeepSeek-AI 2024, https://arxiv.org/abs/2405.04434, section 2.1).
 
 The cache of a token holds its latent and one rotated key that all heads share, rank + rope values
-instead of `heads * (head width + value width)`. With a cache, the up-projections move to the other
-side of the products: queries are projected into the latent space, where all heads attend to the
-same vectors, and attended latents are projected to values. Neither keys nor values of the heads are
-ever computed.
+instead of `heads * (head width + value width)`. With a cache, neither the keys nor the values of
+the heads are computed. Instead, the kernel of the keys projects queries into the space of latents,
+where all heads attend to the same vectors, and the kernel of the values projects the attended
+latents.
+
+X in a shape stands for the channels of latent and shared key together, rank + rope.
 """
 
 import dataclasses
@@ -54,9 +56,9 @@ class Latent:
 
 
 class Expansion(Linear):
-  """A projection from the latent to all heads.
+  """A projection from the latent to the keys or values of all heads.
 
-  Decoding multiplies its kernel from the other side.
+  Decoding uses only its kernel, to project queries and attended latents.
   """
 
 
@@ -67,9 +69,12 @@ class LatentAttention(Attention):
     dims: `dims.head_dim` is the width of queries and keys, `latent.rope` channels included.
     latent: the fields of `Latent`.
     make_norm: `(width, rngs) -> norm` of the latents.
-    others: see `Attention`.
+
+  The other arguments are those of `Attention`.
+
   Raises:
-    UserError: `latent` or its sizes do not fit; or the design has a norm of queries and keys.
+    UserError: `latent` has an unknown field or a size that does not fit `dims` or the core, or the
+      design has a norm of queries and keys.
   """
 
   def __init__(
@@ -143,12 +148,12 @@ class LatentAttention(Attention):
   def _attend_heads(self, x_BTD: jax.Array, mask: Mask, context: Context, key) -> jax.Array:
     """Attend with the keys and values of all heads: [B, T, N, value width]."""
     q_BTNH, rotated_q_BTNH = self._queries(x_BTD, mask)
-    latent_BTR, shared_BT1H = self._latents(x_BTD, mask)
+    latent_BTR, shared_key_BT1H = self._latents(x_BTD, mask)
     k_BSNH = self._split_by_head(self.key(latent_BTR))
     v_BSNH = self._split_by_head(self.value(latent_BTR))
     v_BSNH = name_activation(v_BSNH, "value")
-    shared_BSNH = jnp.broadcast_to(shared_BT1H, (*k_BSNH.shape[:-1], self.sizes.rope))
-    k_BSNH = jnp.concatenate([k_BSNH, shared_BSNH], axis=-1)
+    shared_key_BSNH = jnp.broadcast_to(shared_key_BT1H, (*k_BSNH.shape[:-1], self.sizes.rope))
+    k_BSNH = jnp.concatenate([k_BSNH, shared_key_BSNH], axis=-1)
     k_BSNH = name_activation(k_BSNH, "key")
     q_BTNH = jnp.concatenate([q_BTNH, rotated_q_BTNH], axis=-1)
     q_BTNH = name_activation(q_BTNH, "query")
@@ -159,10 +164,10 @@ class LatentAttention(Attention):
   ) -> tuple[jax.Array, jax.Array]:
     """Write new latents into the cache and attend to it: ([B, T, N, value width], cache)."""
     q_BTNH, rotated_q_BTNH = self._queries(x_BTD, mask)
-    latent_BTR, shared_BT1H = self._latents(x_BTD, mask)
-    new_BTX = jnp.concatenate([latent_BTR, shared_BT1H[:, :, 0]], axis=-1)
-    new_BTX = new_BTX.astype(cache.dtype)
-    cache = jax.lax.dynamic_update_slice(cache, new_BTX, (0, context.slot, 0))
+    latent_BTR, shared_key_BT1H = self._latents(x_BTD, mask)
+    entries_BTX = jnp.concatenate([latent_BTR, shared_key_BT1H[:, :, 0]], axis=-1)
+    entries_BTX = entries_BTX.astype(cache.dtype)
+    cache = jax.lax.dynamic_update_slice(cache, entries_BTX, (0, context.slot, 0))
     key_kernel_RNH = self._gather_kernel(self.key, x_BTD.dtype)
     q_BTNR = jnp.einsum("BTNH,RNH->BTNR", q_BTNH, key_kernel_RNH)
     q_BTNX = jnp.concatenate([q_BTNR, rotated_q_BTNH], axis=-1)
@@ -193,8 +198,8 @@ class LatentAttention(Attention):
     rope = self.sizes.rope
     down_BTX = self.down(x_BTD)
     latent_BTR = self.norm(down_BTX[..., :-rope])
-    shared_BT1H = self.position.rotate(down_BTX[..., None, -rope:], mask.q_pos)
-    return latent_BTR, shared_BT1H
+    shared_key_BT1H = self.position.rotate(down_BTX[..., None, -rope:], mask.q_pos)
+    return latent_BTR, shared_key_BT1H
 
   def start_cache(self, start: CacheStart) -> jax.Array:
     shape = (start.batch, start.slots, self.sizes.rank + self.sizes.rope)
@@ -221,16 +226,17 @@ class LatentAttention(Attention):
       )
     return name_activation(o_BTNH.astype(q_BTNH.dtype), "context")
 
-  def _split_by_head(self, x_BTX: jax.Array) -> jax.Array:
-    x_BTNH = x_BTX.reshape(*x_BTX.shape[:-1], self.heads, -1)
+  def _split_by_head(self, x_BTY: jax.Array) -> jax.Array:
+    """Split the last axis into heads, and shard them over the mesh."""
+    x_BTNH = x_BTY.reshape(*x_BTY.shape[:-1], self.heads, -1)
     return constrain(x_BTNH, "batch", "length", "activation_heads", None)
 
   def _gather_kernel(self, linear: Linear, dtype: jnp.dtype) -> jax.Array:
     """Return the kernel of an up-projection, [R, N, width]."""
     kernel = linear.without_adapter(merged=True).kernel
-    kernel_RX = kernel[...].astype(dtype)
-    gathered_RX = gather(kernel_RX, kernel.axes[-2:])
-    return gathered_RX.reshape(kernel.shape[-2], self.heads, -1)
+    kernel_RY = kernel[...].astype(dtype)
+    gathered_RY = gather(kernel_RY, kernel.axes[-2:])
+    return gathered_RY.reshape(kernel.shape[-2], self.heads, -1)
 
 
 def _check_sizes(sizes: Latent, dims: Dims, q_norm: nnx.Module | None, core: Core | None) -> None:
@@ -241,10 +247,13 @@ def _check_sizes(sizes: Latent, dims: Dims, q_norm: nnx.Module | None, core: Cor
     raise UserError(
       f"{_LATENT_KEY}.rope: found {sizes.rope}, expected an even number below the head width {H}"
     )
-  if q_norm is not None or dims.kv_heads != N:
+  if dims.kv_heads != N:
     raise UserError(
-      f"{_LATENT_KEY}: found kv_heads, qk_norm or cosines, expected {N} key/value heads "
-      "and none of these"
+      f"{_LATENT_KEY}: found {dims.kv_heads} kv_heads, expected as many as heads, {N}"
+    )
+  if q_norm is not None:
+    raise UserError(
+      f"{_LATENT_KEY}: found qk_norm or attention_scale 'cosine', expected neither with latents"
     )
   if core is not None and not core.exact and sizes.value != H:
     raise UserError(
@@ -254,7 +263,13 @@ def _check_sizes(sizes: Latent, dims: Dims, q_norm: nnx.Module | None, core: Cor
 
 
 def make_latent_attention(design) -> Callable:
-  """Return the attention of an `architectures.design.Design`, which takes the other arguments."""
+  """Bind the arguments of `LatentAttention` that come from `design.latent`.
+
+  Args:
+    design: an `architectures.design.Design` with latents.
+  Returns:
+    A function of the remaining arguments of `LatentAttention`.
+  """
   epsilon = design.latent.get("norm_epsilon") or design.norm_epsilon
   latent_design = dataclasses.replace(design, norm_epsilon=epsilon)
   return partial(LatentAttention, latent=design.latent, make_norm=latent_design.make_norm)

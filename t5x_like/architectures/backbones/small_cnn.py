@@ -1,4 +1,4 @@
-"""A few convolutions of stride 2, for small images and tests; it trains from scratch."""
+"""A small convolutional network, to train from scratch on small images and in tests."""
 
 from functools import partial
 
@@ -11,9 +11,9 @@ from t5x_like.slots import PositiveInt
 
 
 class SmallCnn(nnx.Module):
-  """Features at 1 / 2^N of the image's height and width.
+  """A convolution and N - 1 basic ResNet blocks, each of stride 2.
 
-  N - 1 basic ResNet blocks follow a convolution.
+  The features have 1 / 2^N of the image's height and width.
 
   Args:
     widths: channels of the N layers, multiples of 8.
@@ -29,7 +29,7 @@ class SmallCnn(nnx.Module):
       blocks.append(ResidualUnits(unit, inputs, outputs, rngs, stride=2, bottleneck=False))
     self.blocks = nnx.List(blocks)
     self.width = widths[-1]
-    self.stride = 1 << len(widths)
+    self.stride = 2 ** len(widths)
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
     x_BYXC = jax.nn.relu(self.stem(image_BYXC))

@@ -10,6 +10,9 @@ The bias is a parameter, so it is saved, resumed, sharded and converted like the
 that gradient. The load is therefore summed over microbatches, devices and stages together with the
 gradients, and a rejected step moves no bias. The load is scaled by 2^-70, which keeps its sign and
 makes it too small to change the global norm by which gradients are clipped.
+
+In shapes, E is the experts, k those of a token, G the groups, g the best groups, and X the experts
+of a group.
 """
 
 import dataclasses
@@ -36,7 +39,8 @@ class SigmoidRouter(Router):
   `normalise` is False, times `scale`.
 
   Raises:
-    UserError: groups do not divide the experts, or hold too few of them.
+    UserError: the number of groups does not divide the experts, a group has fewer than two
+      experts, or the best groups together have fewer than `top_k`.
   """
 
   def __init__(
@@ -54,7 +58,7 @@ class SigmoidRouter(Router):
     if top_groups > groups or top_groups * (E // groups) < experts.top_k:
       raise UserError(
         f"config.model.design.experts.top_groups: found {top_groups}, expected at most {groups} "
-        f"groups, with the {experts.top_k} experts of a token"
+        f"groups, with at least {experts.top_k} experts in them (top_k)"
       )
     self.balance = params.param(rngs, params.zeros, (E,), (None,))
     self.balance.set_metadata(step=experts.bias_rate)  # see `training/optimizer.py`
@@ -132,10 +136,10 @@ class RowLoad(Statistics):
 
   Attributes:
     tokens: number of valid tokens.
-    balance: sum over rows of their balance, times their tokens.
+    balance: sum over rows of the row's balance times its number of tokens.
     load_E: number of choices of each expert.
-    dropped: number of choices without a slot.
-    balance_loss: factor of the loss.
+    dropped: number of choices that exceed an expert's capacity.
+    balance_loss: weight of the balance loss.
   """
 
   tokens: jax.Array
@@ -157,9 +161,9 @@ class RowLoad(Statistics):
     tokens_B = jnp.sum(weights_BT, axis=1)
     shares_BE = jnp.einsum("BT,BTE->BE", weights_BT, routing.probs_BTE)
     load_BE = jnp.einsum("BT,BTE->BE", weights_BT, chosen_BTE)
-    even_B = jnp.maximum(experts.top_k * tokens_B, 1.0) / experts.experts
+    even_load_B = jnp.maximum(experts.top_k * tokens_B, 1.0) / experts.experts
     # The sum over experts of f P (equation 17), times the number of tokens.
-    balance_B = jnp.sum(load_BE * shares_BE, axis=-1) / even_B
+    balance_B = jnp.sum(load_BE * shares_BE, axis=-1) / even_load_B
     return cls(
       tokens=jnp.sum(tokens_B),
       balance=jnp.sum(balance_B),
@@ -169,10 +173,10 @@ class RowLoad(Statistics):
     )
 
   def scalars(self) -> dict[str, jax.Array]:
-    """Return the loss times its factor, and the metrics of `load_metrics`.
+    """Return the weighted balance loss, and the metrics of `load_metrics`.
 
-    The loss is the sequence-wise balance loss (equations 17 to 20), 1 if each row loads experts
-    evenly.
+    Before it is weighted, the sequence-wise balance loss (equations 17 to 20) is 1 if each row
+    loads experts evenly.
     """
     choices = jnp.maximum(jnp.sum(self.load_E), 1.0)
     balance_loss = self.balance_loss * self.balance / jnp.maximum(self.tokens, 1.0)
