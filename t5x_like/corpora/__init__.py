@@ -10,12 +10,12 @@ source in any order, on one machine or many. The modules, from the bottom up:
     lost_characters characters that a vocabulary cannot restore
     held_out        the documents, or parts of a document, of each split
     tokens          the kind that pretraining reads; examples and images are under `data/`
-    duplicates      comparisons of all pages of a split, by group-bys
-    building        shards and record of a part, and the store that joins all parts
+    duplicates      comparisons of all pages of a split, to mark duplicates
+    building        the shards of each part, and the store that joins all parts
     engines/        local processes or Apache Beam, one a file
     preparing       whole jobs, resumed after any interruption, with a progress bar
     corpus          the store of a recipe that names a source
-    builtin         the store of a recipe that names nothing
+    builtin         the tiny built-in store, for a recipe that names neither store nor source
 
 Training does not import this package: `data/task.py` finds `corpus` and `builtin` by name.
 """

@@ -7,12 +7,14 @@ import numpy as np
 from t5x_like.metrics.metric import Metric, percent
 
 
+# Each function takes `sklearn.metrics`, which is slow to import, and pairs of labels with weights.
 def _accuracy(metrics, gold, predicted, weights, classes: int) -> float:
   return metrics.accuracy_score(gold, predicted, sample_weight=weights)
 
 
 def _f1(metrics, gold, predicted, weights, classes: int) -> float:
   if classes == 2:
+    # Label 2 stands for no class. It counts as the wrong one, as in T5's `f1_score_with_invalid`.
     predicted = np.where(predicted == 2, 1 - gold, predicted)
   return metrics.f1_score(
     gold, predicted, labels=[1], average="macro", sample_weight=weights, zero_division=0
@@ -41,8 +43,8 @@ SCORES: Mapping[str, Callable] = {
 class Classification(Metric):
   """Scores of one class index per example.
 
-  A prediction of None, such as a generated text that names no class, counts as an additional class,
-  as T5's -1; for the F1 of two classes it counts as the other one (T5's `f1_score_with_invalid`).
+  A prediction of None, such as a generated text that names no class, counts as an additional class
+  (-1 in T5's code). For the F1 of two classes, it counts as the wrong one.
 
   Args:
     classes: number of classes; references are 0 to `classes - 1`.
@@ -61,19 +63,21 @@ class Classification(Metric):
     return np.array(pairs, np.int64).reshape(-1, 2)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    """Compute the scores from distinct (gold, predicted) pairs weighted by count.
+    """Compute the scores from the distinct (gold, predicted) pairs, weighted by their counts.
 
-    This is faster than by rows.
+    This is faster than to compute them from all rows.
     """
     from sklearn import metrics
 
-    width = self._classes + 1
-    counts = np.bincount(rows_NC[:, 0] * width + rows_NC[:, 1], minlength=width * width)
-    cells = np.flatnonzero(counts)
-    gold, predicted = np.divmod(cells, width)
+    num_labels = self._classes + 1
+    pair_numbers = rows_NC[:, 0] * num_labels + rows_NC[:, 1]
+    counts = np.bincount(pair_numbers, minlength=num_labels**2)
+    distinct_pairs = np.flatnonzero(counts)
+    gold, predicted = np.divmod(distinct_pairs, num_labels)
+    weights = counts[distinct_pairs]
     scores = {}
     for name, score in self._scores.items():
-      scores[name] = percent(score(metrics, gold, predicted, counts[cells], self._classes))
+      scores[name] = percent(score(metrics, gold, predicted, weights, self._classes))
     return scores
 
 
@@ -107,10 +111,10 @@ class MultiRc(Metric):
   def rows(
     self, references: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]
   ) -> np.ndarray:
-    """Return four numbers of each question, [N, 4].
+    """Return four numbers for each question, int64 [N, 4].
 
-    They are whether all options are right, and the number of ones in both, in the prediction, and
-    in the reference.
+    The first is 1 if all options are right. The others count the options that are 1 in both the
+    prediction and the reference, in the prediction, and in the reference.
     """
     rows = []
     for reference, prediction in zip(references, predictions):
@@ -121,17 +125,18 @@ class MultiRc(Metric):
     return np.array(rows, np.int64)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    exact, both, predicted, true = rows_NC.sum(0)
+    num_exact, num_common, num_predicted, num_gold = rows_NC.sum(0)
+    num_ones = num_predicted + num_gold
     return {
-      "f1a": percent(2 * both / (predicted + true)) if predicted + true else 0.0,
-      "exact_match": percent(exact / len(rows_NC)),
+      "f1a": percent(2 * num_common / num_ones) if num_ones else 0.0,
+      "exact_match": percent(num_exact / len(rows_NC)),
     }
 
 
 class Correlation(Metric):
   """Pearson's and Spearman's correlation.
 
-  They are NaN if either side is constant or there are fewer than two pairs.
+  Both are NaN if references or predictions are constant, or if there are fewer than two pairs.
   """
 
   names = ("pearson", "spearman")

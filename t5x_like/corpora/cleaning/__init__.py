@@ -28,8 +28,8 @@ class Step(abc.ABC):
 
   Attributes:
     stage: position among the steps.
-    edition: number that grows when the step removes other texts than before; 0 at first. Manifests
-      record it.
+    edition: version of the step, 0 at first. Increment it when the step removes different texts
+      than before. Manifests record it.
     name: name of the step's file.
   """
 
@@ -55,10 +55,10 @@ class Filter(Step):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """A group-by over a split.
+  """A search for duplicates in a split, which groups entries by key and compares each group.
 
   Attributes:
-    name: name of the comparison and of the directory of its marks.
+    name: name of the comparison, and of the directory that holds the positions it marked.
     entries: function that returns the entries to compare. Its arguments are the signatures [n, ...]
       of a part, their positions int64 [n], and the positions that the step's previous comparison
       marked.
@@ -101,27 +101,31 @@ class Duplicates(Step):
 
 
 def names() -> list[str]:
+  """Return the names of all steps."""
   return slots.names(sys.modules[__name__])
 
 
 def parse_steps(
-  where: str, names_with_commas: str, arguments: Mapping[str, Mapping[str, Any]] | None = None
+  where: str, step_names: str, arguments: Mapping[str, Mapping[str, Any]] | None = None
 ) -> tuple[Step, ...]:
   """Make cleaning steps.
 
   Args:
     where: flag or key that names the steps, for messages.
-    names_with_commas: names of the steps, separated by commas.
+    step_names: names of the steps, separated by commas.
     arguments: arguments of each step, by its name.
 
   Returns:
     The steps in the order of application.
+
+  Raises:
+    UserError: a name is unknown.
   """
   steps = {}
-  for name in filter(None, names_with_commas.split(",")):
+  for name in filter(None, step_names.split(",")):
     if name not in names():
       raise UserError(
-        f"{where}: found {name!r}, expected some of {', '.join(names())}, with commas"
+        f"{where}: found {name!r}, expected some of {', '.join(names())}, separated by commas"
       )
     step_class = slots.find(where, name, sys.modules[__name__], "Step")
     steps[name] = step_class(**(arguments or {}).get(name, {}))

@@ -10,15 +10,13 @@ class Source(ColumnSource):
   def open_columns(self, file):
     import pyarrow.parquet
 
-    table = pyarrow.parquet.ParquetFile(file)
+    parquet_file = pyarrow.parquet.ParquetFile(file)
 
     def read_records(columns):
-      return (
-        batch.to_pylist()
-        for batch in table.iter_batches(batch_size=MAX_RECORDS_AT_ONCE, columns=columns)
-      )
+      for batch in parquet_file.iter_batches(batch_size=MAX_RECORDS_AT_ONCE, columns=columns):
+        yield batch.to_pylist()
 
-    return table.schema_arrow.names, read_records
+    return parquet_file.schema_arrow.names, read_records
 
   def damage_error(self, path, error):
     return UserError(
