@@ -1,26 +1,26 @@
-"""Tasks: everything between stores and batches. Imports no TensorFlow itself.
+"""Read stores and turn their contents into batches. This module does not import TensorFlow.
 
-Data that a run prepares itself (stores of the sources in its recipe, counts of chunks) is kept in
-`T5X_LIKE_CACHE`, a directory or an address shared by all runs that set it, otherwise in `data/` of
-its workdir.
+A run keeps the data that it prepares itself (stores of the sources in its recipe, counts of chunks)
+in the directory or URL of the environment variable `T5X_LIKE_CACHE`, which several runs may share.
+Without the variable, it keeps them in `data/` of its workdir.
 """
 
 import os
 
 # The version of the map from (task fingerprint, seed, step) to examples. Increment it when that map
-# changes, so that no run resumes with different data. 2: the order of an epoch is our own
-# permutation, not TensorFlow's. 3: windows begin at other tokens in every epoch, where the task's
-# fingerprint says so.
+# changes, so that no run resumes with different data.
+#   2: the order of an epoch is a permutation of this package, not TensorFlow's.
+#   3: tasks may begin their windows at different tokens in every epoch.
 EDITION = 3
-_default = "data/prepared"  # without a workdir
+_default_directory = "data/prepared"  # until `use_cache` names a workdir
 
 
 def use_cache(workdir: str) -> None:
   """Make `data/` in a workdir the default of this process."""
-  global _default
-  _default = f"{str(workdir).rstrip('/')}/data"
+  global _default_directory
+  _default_directory = f"{str(workdir).rstrip('/')}/data"
 
 
 def cache_directory() -> str:
-  """Return the directory or address of prepared data, without a trailing slash."""
-  return (os.environ.get("T5X_LIKE_CACHE") or _default).rstrip("/")
+  """Return the directory or URL of prepared data, without a trailing slash."""
+  return (os.environ.get("T5X_LIKE_CACHE") or _default_directory).rstrip("/")

@@ -10,19 +10,19 @@ from t5x_like.files.paths import as_path, is_remote
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # weights and tokenizers, never code
 _FILES = ("*.json", "*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja")
-# Classes of huggingface_hub's errors, which are known only where it is installed.
+# Keys are names of huggingface_hub's error classes, because the package may not be installed.
 _REASONS = {
   "LocalEntryNotFoundError": "cannot be reached",
   "OfflineModeIsEnabled": "cannot be reached: HF_HUB_OFFLINE is set",
   "RepositoryNotFoundError": "has no public model of this name",
-  "GatedRepoError": "gives this model only after hf auth login",
+  "GatedRepoError": "requires hf auth login for this model",
 }
 
 
 def is_hub_name(path: str) -> bool:
   """Return whether a path is a name of the Hub and no local path.
 
-  It has the form `name` or `owner/name`, and neither that path nor a directory `owner` exists here.
+  Such a path has the form `name` or `owner/name`, and its first part does not exist here.
   """
   return _is_valid_name(path) and not as_path(path.partition("/")[0]).exists()
 
@@ -38,6 +38,7 @@ def local_directory(path: str, flag: str) -> str:
   It is the path itself or, for a name of the Hub, the Hub's cache on this machine.
 
   Args:
+    path: a path, or the name of a model of the Hub.
     flag: the flag or key that gave the path, for messages.
   Raises:
     UserError: huggingface_hub is not installed, or cannot fetch a model of this name.
@@ -61,7 +62,7 @@ def local_directory(path: str, flag: str) -> str:
     if reason is None:
       reason = f"failed ({type(error).__name__}: {message})"
     raise UserError(
-      f"{problem} nor a model that the Hub gave: it {reason}; correct the path or, for a model of "
+      f"{problem} nor a model of the Hub: the Hub {reason}; correct the path or, for a model of "
       f"the Hub, run {command} where there is a network, and give DIR"
     ) from error
 
@@ -84,9 +85,9 @@ def missing_model_error(path: str, flag: str) -> UserError:
 
 
 def _suggest_neighbour(path: str) -> str:
-  """Return a hint at the neighbour with the most similar name."""
+  """Return a question that names the most similar path in the same directory, or ""."""
   missing = as_path(path)
   names = []
   if missing.parent.is_dir():
-    names = [f"{missing.parent}/{neighbour.name}" for neighbour in missing.parent.iterdir()]
+    names = [f"{missing.parent}/{file.name}" for file in missing.parent.iterdir()]
   return did_you_mean(f"{missing.parent}/{missing.name}", names)

@@ -165,7 +165,7 @@ def test_a_source_without_vocabulary_is_refused(folder):
 
 
 def test_the_cache_is_the_workdirs_unless_it_is_set(monkeypatch):
-  monkeypatch.setattr(data, "_default", data._default)
+  monkeypatch.setattr(data, "_default_directory", data._default_directory)
   monkeypatch.delenv("T5X_LIKE_CACHE", raising=False)
   data.use_cache("runs/one/")
   assert data.cache_directory() == "runs/one/data"

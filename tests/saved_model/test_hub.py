@@ -96,7 +96,7 @@ def test_results_of_a_name_need_a_directory(extra_flags, hub_requests, capsys):
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "evaluate"])
 def test_a_name_that_is_neither_is_refused_in_both_readings(command, hub_requests, capsys):
   line = refusal(capsys, command, "someone/small")
-  assert "neither a directory here nor a model that the Hub gave" in line
+  assert "neither a directory here nor a model of the Hub" in line
   assert "hf download someone/small --local-dir DIR" in line
   assert hub_requests == ["someone/small"]
 
