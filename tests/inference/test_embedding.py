@@ -1,4 +1,4 @@
-"""Sentence embeddings of a converted encoder equal the Hugging Face model's and can be scored."""
+"""Sentence embeddings of a converted encoder equal the original's; cosines can be evaluated."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ TEXTS = ["a small model", "the small model of a language, with more words than t
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-  """Return (Hugging Face directory, workdir) of a `BertModel` without a task."""
+  """Return (Hugging Face directory, workdir) of a small `BertModel` with random parameters."""
   path = tmp_path_factory.mktemp("embedding")
   published_variant = bert.VARIANTS["bert-tiny"]
   design = dataclasses.replace(published_variant.design, position={"name": "learned", "length": 48})
@@ -46,8 +46,8 @@ def converted(tmp_path_factory):
   return path / "hf", path / "run"
 
 
-def embed_by_the_model(directory, pooling):
-  """Return the unit vectors of `TEXTS`, pooled by hand from the Hugging Face model's outputs."""
+def embed_one_by_one(directory, pooling):
+  """Return unit vectors of `TEXTS`, pooled here from the model's outputs for each text alone."""
   model = hf.load(str(directory))
   vocabulary = load(str(directory))
   vectors = []
@@ -60,7 +60,7 @@ def embed_by_the_model(directory, pooling):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_an_embedding_is_of_the_text_alone(converted, pooling, tmp_path):
+def test_an_embedding_depends_on_no_other_text_of_its_batch(converted, pooling, tmp_path):
   directory, workdir = converted
   (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
   out = tmp_path / "out.jsonl"
@@ -69,7 +69,7 @@ def test_an_embedding_is_of_the_text_alone(converted, pooling, tmp_path):
   rows = json_lines.read(out)
   assert [row["input"] for row in rows] == TEXTS
   vectors = [row["embedding"] for row in rows]
-  np.testing.assert_allclose(vectors, embed_by_the_model(directory, pooling), atol=1e-5)
+  np.testing.assert_allclose(vectors, embed_one_by_one(directory, pooling), atol=1e-5)
 
 
 def test_a_directory_that_pools_in_another_way_is_reported(converted, tmp_path, capsys):
@@ -109,23 +109,26 @@ def test_cosines_are_correlated_with_the_scores_of_pairs(converted, tmp_path):
     "source": f"tsv:validation={tmp_path}/dev.tsv,train={tmp_path}/dev.tsv",
     "vocabulary": f"{workdir}/vocabulary",
     "cache": f"{tmp_path}/prepared",
-    **{"text": "{a}", "pair": "{b}", "label_field": "score", "length": 48},
+    "text": "{a}",
+    "pair": "{b}",
+    "label_field": "score",
+    "length": 48,
   }
-  evals = {"cosine": {"name": "embedding"}, "one": {"name": "embedding", "max_examples": 1}}
+  evals = {
+    "cosine": {"name": "embedding"},
+    "one_example": {"name": "embedding", "max_examples": 1},
+  }
   changes = {"task": task, "objective": {"name": "classification"}, "evals": evals}
   flags = [f"--config.{key}={json.dumps(value)}" for key, value in changes.items()]
   assert evaluate.main([f"--workdir={workdir}", "--config=configs/bert/base.py", *flags]) == 0
-  metrics = json.loads((workdir / "evaluations" / "0_cosine_validation.json").read_text())[
-    "metrics"
-  ]
-  rows = json_lines.read(workdir / "evaluations" / "0_cosine_validation.jsonl")
-  vectors = embed_by_the_model(directory, "mean")
+  evaluations = workdir / "evaluations"
+  metrics = json.loads((evaluations / "0_cosine_validation.json").read_text())["metrics"]
+  rows = json_lines.read(evaluations / "0_cosine_validation.jsonl")
+  vectors = embed_one_by_one(directory, "mean")
   assert metrics["examples"] == len(pairs)
   # pairs 4 and 5 are the first text with itself and with the second
   assert rows[4]["prediction"] == pytest.approx(1.0, abs=1e-5)
   assert rows[5]["prediction"] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
-  metrics_of_one = json.loads((workdir / "evaluations" / "0_one_validation.json").read_text())[
-    "metrics"
-  ]
-  # the correlation of one example is not a number, which JSON cannot hold
-  assert metrics_of_one == {"examples": 1, "pearson": None, "spearman": None}
+  evaluation = json.loads((evaluations / "0_one_example_validation.json").read_text())
+  # The correlation of one example is NaN, which JSON cannot represent.
+  assert evaluation["metrics"] == {"examples": 1, "pearson": None, "spearman": None}

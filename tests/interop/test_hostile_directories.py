@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import published
-from interop.test_golden import write
+from interop import test_golden
 from t5x_like.interop import hf
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tests.fuzz.harness import Sandbox
@@ -18,6 +18,7 @@ from tools import convert_hf, prepare_data
 pytestmark = pytest.mark.runs
 
 QUERY = "encoder.block.1.layer.0.SelfAttention.q.weight"
+# (case of `interop.cases`, changed fields of config.json, part of the error message)
 CONFIGS = [
   ("bert-mlm", {"hidden_size": {"a": 1}}, "'hidden_size' is {'a': 1}"),
   ("t5", {"model_type": ["t5"]}, "model_type is ['t5']"),
@@ -36,7 +37,7 @@ CONFIGS = [
 
 
 def check_refusal(folder, command, flags, output: str, message: str):
-  """Run a command in a sandbox, and check that it refuses its input with `message`."""
+  """Run a command in a sandbox, and check that it fails with an error that has `message` in it."""
   sandbox = Sandbox(folder / "sandbox", seconds=20, memory=2**30)
   outcome = sandbox.run(
     message, lambda inside: command.main([*flags, f"--output={inside}/{output}"])
@@ -58,22 +59,22 @@ def check_vocabulary_refusal(folder, message: str):
 
 
 @pytest.mark.parametrize(("case", "fields", "message"), CONFIGS, ids=str)
-def test_a_config_of_other_types_or_sizes_is_refused(case, fields, message, tmp_path):
-  write(case, tmp_path / "model")
+def test_a_config_with_false_types_or_sizes_is_refused(case, fields, message, tmp_path):
+  test_golden.write(case, tmp_path / "model")
   rewrite(tmp_path / "model", **fields)
   check_model_refusal(tmp_path, message)
 
 
 @pytest.mark.parametrize(("text", "kind"), [("[]", "array"), ("null", "null")])
 def test_a_config_that_is_no_object_is_refused(text, kind, tmp_path):
-  write("t5", tmp_path / "model")
+  test_golden.write("t5", tmp_path / "model")
   (tmp_path / "model" / "config.json").write_text(text)
   check_model_refusal(tmp_path, f"found a JSON {kind}")
 
 
 @pytest.mark.parametrize("weight_map", [[], ["a"], "a", {"a": 1}, {"a": ["b"]}, {"a": {}}, None])
 def test_an_index_that_maps_nothing_to_files_is_refused(weight_map, tmp_path):
-  write("t5", tmp_path / "model")
+  test_golden.write("t5", tmp_path / "model")
   (tmp_path / "model" / hf.WEIGHTS).unlink()
   (tmp_path / "model" / hf.INDEX).write_text(json.dumps({"weight_map": weight_map}))
   check_model_refusal(tmp_path, "found no 'weight_map' from tensors to files")
@@ -96,7 +97,7 @@ def test_an_id_of_400_million_is_refused_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("name", "array", "names"),
+  ("tensor", "array", "message_parts"),
   [
     (QUERY, None, (QUERY, "missing")),
     (QUERY, np.zeros((3, 16), np.float32), (QUERY, "[3, 16]")),
@@ -104,20 +105,20 @@ def test_an_id_of_400_million_is_refused_at_once(tmp_path):
     ("extra", np.zeros(3, np.float32), ("'extra'", "unknown")),
   ],
 )
-def test_a_tensor_of_another_shape_or_type_is_refused(name, array, names, tmp_path):
-  write("t5", tmp_path / "model")
+def test_a_missing_unknown_or_ill_shaped_tensor_is_refused(tensor, array, message_parts, tmp_path):
+  test_golden.write("t5", tmp_path / "model")
   file = tmp_path / "model" / hf.WEIGHTS
   tensors = load_file(file)
-  tensors.pop(name, None)
+  tensors.pop(tensor, None)
   if array is not None:
-    tensors[name] = array
+    tensors[tensor] = array
   save_file(tensors, file)
-  with refuses(*names):
+  with refuses(*message_parts):
     hf.load(str(tmp_path / "model"))
 
 
 def test_files_of_weights_that_cannot_be_read_are_refused(tmp_path):
-  write("t5", tmp_path / "model")
+  test_golden.write("t5", tmp_path / "model")
   file = tmp_path / "model" / hf.WEIGHTS
   file.write_bytes(b"\0" * 50)
   with refuses(hf.WEIGHTS, "cannot be read"):
