@@ -8,8 +8,8 @@ Example:
       '--config.objective={"name": "cached_distillation"}'
 
 The tool takes the `--config.…` flags of training. The recipe's task makes the examples, with the
-recipe's `seed` and `batch_size`. A token takes 8 k bytes. The tool prints the remainder, which is
-the probability of all tokens but the k likeliest. It runs in one process on the devices of the
+recipe's `seed` and `batch_size`. A target takes `8 * k` bytes. The tool prints the remainder, which
+is the probability of all tokens but the k likeliest. It runs in one process on the devices of the
 teacher's mesh. An interrupted command starts from the beginning.
 """
 
