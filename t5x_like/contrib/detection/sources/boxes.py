@@ -52,12 +52,12 @@ class Source(Base):
         raise UserError(
           f"source {self.form}:{spec}: found several files for {split!r}, expected one"
         )
-      self._parts[split] = (path, folder.rstrip("/") or self.folder_of(path))
+      self._parts[split] = (path, folder.rstrip("/") or self.default_image_folder(path))
     self.splits = tuple(self._parts)
     self.name = _name(self.form, [path for path, _ in self._parts.values()])
 
-  def folder_of(self, path: str) -> str:
-    """Return the directory of the images of a file that names none."""
+  def default_image_folder(self, path: str) -> str:
+    """Return the directory of the images of a table without an `@`."""
     return os.path.dirname(path) or "."
 
   def classes(self, field: str) -> tuple[str, ...]:

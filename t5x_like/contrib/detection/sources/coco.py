@@ -27,10 +27,11 @@ class Source(boxes.Source):
 
   form = "coco"
 
-  def folder_of(self, path: str) -> str:
-    """Return the directory of the images of a file.
+  def default_image_folder(self, path: str) -> str:
+    """Return the directory of the images of a file without an `@`.
 
-    It is train2017 for annotations/instances_train2017.json, if it exists, else the file's.
+    For annotations/instances_train2017.json, this is train2017, if it exists, otherwise the
+    directory of the file.
     """
     folder, file = os.path.split(path)
     name = file.removesuffix(".json").rpartition("_")[2]
