@@ -8,6 +8,7 @@ import io
 import math
 import re
 import statistics
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from markupsafe import Markup, escape
 _INK = "#010203"  # a placeholder that the page's own colour replaces
 _COLOURS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#ef4444", "#14b8a6")
 _POINTS = 1500
+_NARROW_CHARACTERS = 44  # of a line in the legend of a narrow chart
 _SMOOTHED_FROM = 30  # the running mean of a curve is drawn if it has at least this many points
 Rows = list[dict[str, Any]]
 
@@ -102,11 +104,18 @@ def charts(rows: Rows, unit: str = "") -> list[dict[str, str]]:
     unit: the unit of the loss, for its axis.
 
   Returns:
-    The charts; `width` is "wide" for the loss and "" for all others.
+    The charts; `width` is "wide" for the loss and "" for all others. The loss also has a `narrow`
+    form, for phones.
   """
   drawings = []
   if len(series(rows, "train/loss")[0]) or _eval_names(rows, "loss"):
-    drawings.append({"title": "Loss", "svg": _loss_chart(rows, unit), "width": "wide"})
+    loss_chart = {
+      "title": "Loss",
+      "svg": _loss_chart(rows, unit),
+      "narrow": _loss_chart(rows, unit, is_narrow=True),
+      "width": "wide",
+    }
+    drawings.append(loss_chart)
   for title, name, options in (
     ("Accuracy", "train/accuracy", {"percent": True}),
     ("Margin of preferred answers", "train/margin", {}),
@@ -120,7 +129,7 @@ def charts(rows: Rows, unit: str = "") -> list[dict[str, str]]:
     steps, values = series(rows, name)
     if len(steps):
       svg = _line_chart(title, steps, values, gaps(rows), **options)
-      drawings.append({"title": title, "svg": svg, "width": ""})
+      drawings.append({"title": title, "svg": svg, "narrow": "", "width": ""})
   return drawings
 
 
@@ -228,8 +237,9 @@ def _colour(index: int) -> str:
   return _COLOURS[index % len(_COLOURS)]
 
 
-def _draw_legend(axes, *, fontsize: int, **options) -> None:
-  axes.legend(frameon=False, fontsize=fontsize, labelcolor=_INK, **options)
+def _draw_legend(owner, *, fontsize: int, **options) -> None:
+  """Draw the legend of axes within them, or that of a figure."""
+  owner.legend(frameon=False, fontsize=fontsize, labelcolor=_INK, **options)
 
 
 def _label_columns(axes, names: list[str]) -> None:
@@ -254,13 +264,17 @@ def _eval_names(rows: Rows, metric: str) -> list[str]:
   return sorted(matches)
 
 
-def _loss_chart(rows: Rows, unit: str) -> str:
+def _loss_chart(rows: Rows, unit: str, is_narrow: bool = False) -> str:
   """Draw the losses of training and evaluations, and the unigram entropies of their targets.
 
   Args:
     unit: the label of the vertical axis; empty for none.
+    is_narrow: whether it is drawn for a phone, with the legend above the curves.
   """
-  figure, axes = _axes("loss", 9.4, 3.7)
+  if is_narrow:
+    figure, axes = _axes("loss", 3.9, 3.3)
+  else:
+    figure, axes = _axes("loss", 9.4, 3.7)
   steps, values = series(rows, "train/loss")
   plotted = []
   lost = gaps(rows)
@@ -295,6 +309,11 @@ def _loss_chart(rows: Rows, unit: str) -> str:
   axes.set_xlabel("step")
   if unit:
     axes.set_ylabel(unit)
+  if is_narrow:
+    handles, labels = axes.get_legend_handles_labels()
+    labels = [textwrap.fill(label, _NARROW_CHARACTERS) for label in labels]
+    _draw_legend(figure, fontsize=9, loc="outside upper left", handles=handles, labels=labels)
+    return _svg(figure, "loss", "loss_narrow")
   _draw_legend(axes, fontsize=9, loc="upper right")
   return _svg(figure, "loss")
 
@@ -371,7 +390,7 @@ def _axes(title: str, width: float, height: float):
   return figure, axes
 
 
-def _svg(figure, name: str) -> Markup:
+def _svg(figure, name: str, key: str = "") -> Markup:
   """Return the figure as an <svg> element without size and date, in the page's colours and fonts.
 
   Matplotlib escapes the texts in it. The element is markup already, so that a page does not escape
@@ -394,7 +413,7 @@ def _svg(figure, name: str) -> Markup:
   tag, content = text.split(">", 1)
   tag = re.sub(r' (width|height)="[^"]*"', "", tag)
   tag += f' role="img" aria-label="{escape(name)}"'
-  content = _prefix_ids(content, re.sub(r"\W+", "_", name.lower()))
+  content = _prefix_ids(content, re.sub(r"\W+", "_", (key or name).lower()))
   return Markup(f"{tag}>{content}")
 
 

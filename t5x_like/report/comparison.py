@@ -11,8 +11,6 @@ from t5x_like.report import charts, page, readable
 from t5x_like.report.writer import FILE
 
 _MAX_CURVES = 12
-# Metrics of evaluations that do not measure quality, by the last part of their names.
-_COUNTS_AND_TIMES = ("seconds", "examples", "target_tokens", "sequences")
 # Prefixes of config keys that follow from other keys.
 _DERIVED_KEYS = ("features.",)
 
@@ -79,7 +77,7 @@ def _tabulate_evals(metrics: dict[str, charts.Rows]) -> list[tuple[str, list[str
   table = []
   for name in names:
     _, _, metric = name.rpartition("/")
-    if not name.startswith("eval/") or metric in _COUNTS_AND_TIMES:
+    if not name.startswith("eval/") or metric in page.COUNTS_AND_TIMES:
       continue
     cells = []
     for rows in metrics.values():

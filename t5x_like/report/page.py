@@ -9,9 +9,11 @@ import io
 import json
 import math
 import pathlib
+import re
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from t5x_like import trust
 from t5x_like.config import flatten
@@ -27,18 +29,25 @@ from t5x_like.report.writer import read_metrics
 
 FILE = "report.html"
 _MAX_SAMPLES = 8  # of each task
+# Metrics of evaluations that do not measure quality, by the last part of their names.
+COUNTS_AND_TIMES = ("seconds", "examples", "target_tokens", "sequences")
+_UNSECTIONED = "run"  # the title of the config's keys without a section
 
 
-def write_report(workdir) -> pathlib.Path:
+def write_report(workdir, address=None) -> pathlib.Path:
   """Write `<workdir>/report.html` from the files of a workdir.
 
   They are `metrics.jsonl`, `config.json`, `environment.json`, `history.jsonl`, `sharding.txt`,
   `goodput.json`, `samples/*.jsonl`, `pictures/*.png` and `suites/*/results.json`. Any of them may
   be missing; the report then says so. The same files always give the same bytes.
 
+  Args:
+    address: the workdir as the commands on the page name it, if it differs.
+
   Raises:
     UserError: one of them is corrupt or the report cannot be written.
   """
+  address = str(address or workdir)
   workdir = pathlib.Path(workdir)
   config = flat_object(workdir / "config.json")
   environment = flat_object(workdir / "environment.json")
@@ -59,7 +68,8 @@ def write_report(workdir) -> pathlib.Path:
     benchmarks=_benchmarks(workdir / "suites"),
     samples=_samples(workdir / "samples"),
     pictures=_pictures(workdir / "pictures"),
-    config=config,
+    next_steps=readable.next_steps(address, config, _last_step(rows), total_steps(config)),
+    config=_sections(config),
     environment=environment,
     goodput=flat_object(workdir / "goodput.json"),
   )
@@ -81,7 +91,13 @@ def render(template: pathlib.Path, **values: Any) -> str:
     trim_blocks=True,
     lstrip_blocks=True,
   )
+  environment.filters["breakable"] = breakable
   return environment.get_template(template.name).render(**values)
+
+
+def breakable(text: str) -> Markup:
+  """Escape a name for a page, and allow line breaks after its underscores and slashes."""
+  return Markup(re.sub("([_/]+)", r"\1<wbr>", str(escape(text))))
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
@@ -181,7 +197,7 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
     headlines.append({"label": label, "value": value, "note": note})
 
   if rows:
-    step = max(row["step"] for row in rows)
+    step = _last_step(rows)
     total = total_steps(config)
     add("Steps", f"{step:,}", f"of {total:,}" if total else "")
   _, loss = series(rows, "train/loss")
@@ -211,6 +227,32 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
   return headlines
 
 
+def _last_step(rows) -> int:
+  """Return the last step with metrics; 0 if there is none."""
+  return max((row["step"] for row in rows), default=0)
+
+
+def _sections(config: dict[str, str]) -> list[dict[str, Any]]:
+  """Return the sections of a config by dotted key: {title, summary, values}.
+
+  The first has the keys without a section. A summary is the section's name and variant, if any.
+  """
+  sections: dict[str, dict[str, str]] = {}
+  if any("." not in key for key in config):
+    sections[_UNSECTIONED] = {}
+  for key, value in config.items():
+    title, _, name = key.partition(".")
+    if name:
+      sections.setdefault(title, {})[name] = value
+    else:
+      sections[_UNSECTIONED][title] = value
+  tables = []
+  for title, values in sections.items():
+    main_values = [values[name] for name in ("name", "variant", "size") if name in values]
+    tables.append({"title": title, "summary": " · ".join(main_values), "values": values})
+  return tables
+
+
 def _median(values) -> float:
   return sorted(values)[len(values) // 2]
 
@@ -225,12 +267,15 @@ def _tasks(rows) -> list[str]:
   return sorted(tasks)
 
 
-def _evals(rows) -> list[dict[str, str]]:
-  """Return a row for each metric of evaluations.
+def _evals(rows) -> list[dict[str, Any]]:
+  """Return the metrics of evaluations by task: {task, step, rows, has_history}.
 
-  A row is {task, metric, last, step, first, lowest, highest}.
+  A row is {metric, last, step, first, lowest, highest}; counts and times come last. A task that was
+  evaluated once has no history: its first, lowest and highest values are its last. The step is
+  that of all last values, "" if they differ.
   """
-  table = []
+  rows_by_task: dict[str, list[dict[str, Any]]] = {}
+  num_points: dict[str, int] = {}
   for name in metric_names(rows):
     if not name.startswith("eval/"):
       continue
@@ -239,7 +284,6 @@ def _evals(rows) -> list[dict[str, str]]:
       continue
     task, _, metric = name.removeprefix("eval/").rpartition("/")
     row = {
-      "task": task,
       "metric": metric,
       "step": f"{steps[-1]:,}",
       "last": number(values[-1]),
@@ -247,8 +291,20 @@ def _evals(rows) -> list[dict[str, str]]:
       "lowest": number(values.min()),
       "highest": number(values.max()),
     }
-    table.append(row)
-  return sorted(table, key=lambda row: row["task"])
+    rows_by_task.setdefault(task, []).append(row)
+    num_points[task] = max(num_points.get(task, 0), len(steps))
+  tables = []
+  for task, task_rows in sorted(rows_by_task.items()):
+    task_rows.sort(key=lambda row: row["metric"] in COUNTS_AND_TIMES)
+    last_steps = {row["step"] for row in task_rows}
+    table = {
+      "task": task,
+      "step": last_steps.pop() if len(last_steps) == 1 else "",
+      "rows": task_rows,
+      "has_history": num_points[task] > 1,
+    }
+    tables.append(table)
+  return tables
 
 
 def number(value: float) -> str:

@@ -1,7 +1,8 @@
-"""Describe a run in words for its page: a verdict, facts, and filled texts with marked gaps."""
+"""Describe a run for its page: a verdict, facts, commands to go on, and texts with marked gaps."""
 
 import datetime
 import re
+import shlex
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,14 @@ _SENTINEL = re.compile(r"(<extra_id_\d+>)")
 _MAX_WORDS = 500  # words of a text on the page; marking them takes quadratic time
 _MAX_CHARACTERS = 10_000
 _COUNT = re.compile(r"([\d,]+) parameters")
+# Objectives whose models `chat` and `predict` take texts for.
+_OF_TEXTS = frozenset(
+  "cached_distillation classification decoder dpo encoder_decoder grpo mlm multi_token orpo ppo "
+  "rloo span_boundary token_distillation".split()
+)
+# Objectives whose models `predict` takes images for, and those that also need texts to choose from.
+_OF_IMAGES = frozenset("classification contrastive detection distillation pairwise_sigmoid".split())
+_OF_PAIRS = frozenset(("contrastive", "pairwise_sigmoid"))
 BLANK = "____"
 Parts = list[tuple[str, str]]  # texts and their classes on the page
 
@@ -117,6 +126,54 @@ def _seconds(rows: Rows) -> float:
       _, seconds = series(rows, name)
       total += float(seconds.sum())
   return total
+
+
+def next_steps(
+  workdir: str, config: dict[str, str], step: int, total: int | None
+) -> list[dict[str, Any]]:
+  """Return the commands that suit a run, in the order of their use: {label, words}.
+
+  The words are quoted for a shell.
+
+  Args:
+    workdir: the run's, as its commands name it.
+    config: the run's config by dotted key; without one there are no commands.
+    step: the last step with metrics; 0 if there is none.
+    total: the last step of the config, if it has one.
+  """
+  if not config:
+    return []
+  address = workdir.rstrip("/") or workdir
+  steps = []
+
+  def add(label: str, module: str, *flags: str) -> None:
+    words = ["python", "-m", module, *flags]
+    steps.append({"label": label, "words": [shlex.quote(word) for word in words]})
+
+  if total is not None and step < total:
+    label = f"Train to step {total:,}, with the recipe and flags of the start"
+    add(label, "t5x_like.train", "--config=RECIPE", f"--workdir={address}")
+  if step == 0:
+    return steps
+  add("Evaluate the newest checkpoint", "t5x_like.evaluate", f"--workdir={address}")
+  objective = config.get("objective.name", "")
+  has_images = "features.image" in config
+  if not has_images and objective in _OF_TEXTS:
+    add("Talk with it; --web opens a page", "t5x_like.chat", f"--workdir={address}")
+    flags = (f"--workdir={address}", "--input=lines.txt", "--output=predictions.jsonl")
+    add("Predict for each line of a file", "t5x_like.predict", *flags)
+  elif has_images and objective in _OF_IMAGES:
+    flags = [f"--workdir={address}", "--input=photos/", "--output=predictions.jsonl"]
+    if objective in _OF_PAIRS:
+      flags.append("--texts=texts.txt")
+    add("Predict for each image of a folder", "t5x_like.predict", *flags)
+  if total is None or step >= total:
+    flags = ("--config=RECIPE", f"--workdir={address}-next", f"--config.init.workdir={address}")
+    label = "Train on from its weights, with this recipe or one of fine-tuning"
+    add(label, "t5x_like.train", *flags)
+  flags = (f"--input={address}", "--output=exported")
+  add("Export for transformers, if its family has that form", "tools.convert_hf", *flags)
+  return steps
 
 
 def sample(texts: dict[str, str]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def write_page(
   """Write the page of a workdir and return its path, or warn and return None.
 
   Args:
-    address: the workdir's address, for the warning, if it differs.
+    address: the workdir's address, for the warning and the page's commands, if it differs.
     beat: called about once a second with a description of the activity.
   """
   from t5x_like.report import page
@@ -53,7 +53,7 @@ def write_page(
 
   def write() -> None:
     try:
-      outcome["path"] = page.write_report(workdir)
+      outcome["path"] = page.write_report(workdir, address)
     except BaseException as error:
       outcome["error"] = error
 

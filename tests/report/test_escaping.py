@@ -25,17 +25,20 @@ HOSTILE = [
 ATTRIBUTES = set(
   "class src alt colspan lang charset name content id style transform d role aria-label viewbox "
   "xmlns xmlns:xlink version xlink:href clip-path x y width height title clippathunits rel "
-  "type".split()
+  "type href".split()
 )
 ELEMENTS = set(
   "html head meta title style body main header h1 h2 h3 small p section div figure figcaption "
   "table thead tbody tr th td code article span dl dt dd img svg defs g path text use clippath "
-  "rect b".split()
+  "rect b wbr nav a details summary".split()
 )
 
 
 class Page(html.parser.HTMLParser):
-  """The elements, attributes, labels and texts of a parsed page."""
+  """The elements, attributes, labels and texts of a parsed page.
+
+  A text goes on after a <wbr>, where a line may break.
+  """
 
   def __init__(self):
     super().__init__()
@@ -43,14 +46,23 @@ class Page(html.parser.HTMLParser):
     self.attributes = set()
     self.labels = []
     self.texts = []
+    self.is_after_break = False
 
   def handle_starttag(self, tag, attrs):
     self.elements.add(tag)
+    self.is_after_break = tag == "wbr"
     self.attributes |= {name for name, _ in attrs}
     self.labels += [value for name, value in attrs if name in ("aria-label", "alt")]
 
   def handle_data(self, data):
-    self.texts.append(data)
+    if self.is_after_break and self.texts:
+      self.texts[-1] += data
+      self.is_after_break = False
+    else:
+      self.texts.append(data)
+
+  def handle_endtag(self, tag):
+    self.is_after_break = False
 
 
 def parse(source: str) -> Page:

@@ -15,7 +15,7 @@ from t5x_like.report import run_report
 from t5x_like.report.__main__ import main
 from t5x_like.report.charts import Metrics, names, series
 from t5x_like.report.page import write_report
-from t5x_like.report.readable import sample, verdict
+from t5x_like.report.readable import next_steps, sample, verdict
 from t5x_like.runtime.process import describe_environment
 
 
@@ -96,9 +96,102 @@ def test_one_self_contained_page_shows_everything(tmp_path):
   outside = re.search(r"""(src|href)=["'](?!#)|url\((?!["']?#)|@import|<link""", page)
   assert not outside, "nothing is loaded from elsewhere"
   pictures = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
-  assert len(pictures) == 5
+  assert len(pictures) == 6, "the loss has two forms"
   ids = [e.get("id") for picture in pictures for e in picture.iter() if e.get("id")]
   assert len(ids) == len(set(ids)), "ids are unique within the page"
+
+
+def test_the_loss_has_a_form_for_desktops_and_one_for_phones(tmp_path):
+  fill(tmp_path / "run")
+  page = write_report(tmp_path / "run").read_text()
+  for form in ("on-desktop", "on-phone"):
+    assert re.search(f'<div class="{form}"><svg [^>]*aria-label="loss"', page), form
+  assert page.count('aria-label="loss"') == 2
+
+
+def test_links_name_sections_of_the_page(tmp_path):
+  fill(tmp_path / "run")
+  page = write_report(tmp_path / "run").read_text()
+  links = re.findall(r'<a href="#(\w+)">', page)
+  assert links == ["next", "curves", "evaluation", "samples", "config", "environment"]
+  for link in links:
+    assert page.count(f'<h2 id="{link}">') == 1, link
+
+
+def test_long_names_break_after_underscores_alone(tmp_path):
+  fill(tmp_path / "run")
+  row = {"step": 100, "eval/docstrings_span_corruption/loss": 4.0}
+  with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+    file.write(json.dumps(row) + "\n")
+  page = write_report(tmp_path / "run").read_text()
+  name = "docstrings_<wbr>span_<wbr>corruption"
+  assert f"<h3>{name} " in page
+  assert f'<div class="label">{name}: best 4.000</div>' in page
+  assert report_page.breakable("<a_b> __c") == "&lt;a_<wbr>b&gt; __<wbr>c"
+
+
+def test_metrics_of_a_task_are_one_table_with_counts_at_its_end(tmp_path):
+  rows = [
+    {"step": 1, "eval/b/seconds": 2.0, "eval/b/loss": 3.0, "eval/a/loss": 5.0},
+    {"step": 2, "eval/b/seconds": 2.0, "eval/b/loss": 2.5, "eval/b/f1": 0.5},
+  ]
+  (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  page = write_report(tmp_path).read_text()
+  tables = re.findall('<h3>(.*?)<.*?<table class="evals">(.*?)</table>', page, re.DOTALL)
+  assert [task.strip() for task, _ in tables] == ["a", "b"]
+  assert [re.findall("<tr><td>(.*?)</td>", table) for _, table in tables] == [
+    ["loss"],
+    ["loss", "f1", "seconds"],
+  ]
+  assert ["Lowest" in table for _, table in tables] == [False, True]
+
+
+def test_keys_of_a_config_are_in_its_sections(tmp_path):
+  fill(tmp_path / "run")
+  page = write_report(tmp_path / "run").read_text()
+  sections = re.findall(r"<details><summary>(.*?) .*?</details>", page, re.DOTALL)
+  assert sections == ["run", "model", "task"]
+  assert '<summary>model <span class="label">t5</span>' in page
+  assert "<details open" not in page
+
+
+def commands(workdir, **changes):
+  config = {"objective.name": "decoder", "features.decoder_target_tokens": "[9]"} | changes
+  return {step["words"][2]: step["words"][3:] for step in next_steps(workdir, config, 60, 60)}
+
+
+def test_commands_that_go_on_suit_the_run_and_name_its_workdir():
+  programs = commands("runs/my gpt/")
+  assert list(programs) == [
+    "t5x_like.evaluate",
+    "t5x_like.chat",
+    "t5x_like.predict",
+    "t5x_like.train",
+    "tools.convert_hf",
+  ]
+  assert programs["t5x_like.chat"] == ["'--workdir=runs/my gpt'"]
+  assert "'--config.init.workdir=runs/my gpt'" in programs["t5x_like.train"]
+  assert "'--input=runs/my gpt'" in programs["tools.convert_hf"]
+  images = {"features.image": "[8, 8, 3]", "objective.name": "classification"}
+  assert "t5x_like.chat" not in commands("a", **images)
+  assert "--input=photos/" in commands("a", **images)["t5x_like.predict"]
+  assert "t5x_like.predict" not in commands("a", **{"objective.name": "reward"})
+  assert next_steps("a", {}, 60, 60) == []
+  (first, *_) = next_steps("a", {"model.name": "t5"}, 30, 60)
+  assert first["words"][2:] == ["t5x_like.train", "--config=RECIPE", "--workdir=a"]
+  assert "step 60" in first["label"]
+
+
+def test_the_page_names_the_address_of_a_workdir(tmp_path):
+  fill(tmp_path / "run")
+  assert f"--workdir={tmp_path}/run" in plain(write_report(tmp_path / "run"))
+  page = plain(write_report(tmp_path / "run", "gs://bucket/run"))
+  assert "--workdir=gs://bucket/run" in page
+  assert str(tmp_path) not in page
+
+
+def plain(path):
+  return path.read_text().replace("<wbr>", "")
 
 
 def test_filled_text_is_readable_and_marks_wrong_words(tmp_path):
@@ -276,7 +369,7 @@ def test_a_failing_or_late_page_is_only_a_warning(tmp_path, capsys, monkeypatch)
     f"warning: {tmp_path}/report.html: not written: UserError: {tmp_path}/config.json: not a JSON"
   )
   monkeypatch.setattr(run_report, "PAGE_SECONDS", 1)
-  monkeypatch.setattr(report_page, "write_report", lambda workdir: time.sleep(60))
+  monkeypatch.setattr(report_page, "write_report", lambda workdir, address: time.sleep(60))
   beats = []
   assert run_report.write_page(tmp_path, "gs://bucket/run", beats.append) is None
   expected = "warning: gs://bucket/run/report.html: not written: not done within 1 s"
