@@ -2,21 +2,26 @@
 
 **Functions.** Importing a module runs it, so the function `module:function` is imported only if the
 user gave exactly that name in this command: in the recipe of `--config`, in a `--config.…` flag, or
-in another flag. Only `Parser.parse`, `recipes.load` and, for lists of suites, `evaluate` admit
-them. A name read from a file (the `config.json` of a run, of its teacher, or of the run that it
-starts from) is refused unless the command has `--trust`.
+in another flag. `Parser.parse`, `recipes.load` and, for lists of suites, `evaluate` admit those
+names; nothing else does. A name read from a file (the `config.json` of a run, of its teacher, or of
+the run that it starts from) is refused unless the command has `--trust`.
 
-**Locations.** A path, address or source that was read from a file is opened in one of these cases:
-the command names it too; this user signed the file, so that an earlier command named it; it lies in
-the directory of that file; the command has `--trust`. A chain of addresses (`::`) and a scheme
-outside `SCHEMES` are opened only in the first two cases, since some file systems of fsspec run what
-their files hold, start programs or log in to other machines.
+**Locations.** A path, address or source that was read from a file is opened only if one of these
+holds:
+
+1. The command names it too.
+2. This user signed the file, so an earlier command of the user named it.
+3. It lies in the directory of that file.
+4. The command has `--trust`.
+
+A chain of addresses (`::`) and an address with a scheme outside `SCHEMES` need 1 or 2, since some
+file systems of fsspec execute the content of files, start programs or log in to other machines.
 
 A program that uses t5x_like as a library, such as a notebook, must admit the names it needs:
 
     t5x_like.trust.admit("my_tasks:echo")
 
-Every command in the same process starts with nothing admitted.
+When one process runs several commands, each starts with nothing admitted.
 """
 
 import contextlib
@@ -36,24 +41,10 @@ from t5x_like.errors import UserError, one_line
 
 FLAG = "--trust"
 SIGNATURE = "signature"  # the key of a signed file's content
-# Schemes of addresses that saved files and programs may name; any other one must be in a flag or a
-# recipe.
-SCHEMES = (
-  "gs",
-  "gcs",
-  "s3",
-  "s3a",
-  "http",
-  "https",
-  "az",
-  "abfs",
-  "abfss",
-  "hf",
-  "memory",
-  "file",
-  "local",
-)
-# Functions of this package that defaults and recipes name in this form, and so saved configs too.
+_REMOTE_SCHEMES = ("gs", "gcs", "s3", "s3a", "http", "https", "az", "abfs", "abfss", "hf", "memory")
+# Schemes of addresses that saved files and programs may name. Others need a flag or a recipe.
+SCHEMES = (*_REMOTE_SCHEMES, "file", "local")
+# Functions of this package that defaults and recipes name, and therefore saved configs too.
 BUILT_IN_FUNCTIONS = frozenset(
   f"t5x_like.{name}"
   for name in (
@@ -63,9 +54,9 @@ BUILT_IN_FUNCTIONS = frozenset(
   )
 )
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-# a function, alone or as a source
+# A function, alone or in a source such as `seqio:my_tasks:wmt@jsonl:pairs.jsonl`.
 _ADMISSIBLE = re.compile(rf"(?:(?:seqio|salient):)?({_NAME.pattern})(?:@.*)?", re.DOTALL)
-# Sources that make their records themselves, alone or behind sources that change records.
+# Sources that generate their records and open no file, alone or inside a source that changes them.
 _GENERATED = re.compile(
   r"((objects|cloze|salient|held_out:\d+@|t5:\w+):?)*"
   r"(builtin|digits|digit_scenes|sums(:\d+)?|facts(:\d+)?)"
@@ -90,14 +81,14 @@ class Origin:
 
 @dataclasses.dataclass
 class State:
-  """The names that a command admits, and the strings of its files; shared with its workers.
+  """The names that a command admits and the files that it has read; shared with its workers.
 
   Attributes:
-    names: the admitted functions.
-    texts: the strings in flags and recipes.
+    names: the functions that the user named, `module:function`.
+    texts: all strings in flags and recipes.
     everything: whether the command has `--trust`.
-    origins: the files of the strings that were read.
-    signed: the files that this user signed.
+    origins: the file that each string was read from, by string.
+    signed: the paths of files that this user signed.
   """
 
   names: set[str] = dataclasses.field(default_factory=set)
@@ -111,7 +102,7 @@ _state = State()
 
 
 def begin_command(values: Any, everything: bool = False) -> None:
-  """Start a command: admit the names in its flags, and forget the previous command's.
+  """Start a command: forget what the previous one admitted, and admit the names in its flags.
 
   Args:
     values: the values of flags: strings, lists, dictionaries.
@@ -144,9 +135,9 @@ def admit(values: Any) -> None:
 
 
 def admit_locations(values: Any) -> None:
-  """Admit the locations in a value, as a program gives them to a function.
+  """Admit the locations in a value that a program passes to a function of the library.
 
-  Functions must be named to `admit`.
+  Functions in the value are not admitted; that takes `admit`.
   """
   _state.texts.update(_texts(values))
 
@@ -163,8 +154,8 @@ def record_file(path: str, content: Any, directory: str = "", signed: bool = Fal
     path: the file, for messages.
     content: the strings, lists or dictionaries that it contains.
     directory: the directory that its strings may name; empty for none.
-    signed: whether this user wrote the file, see `is_signed`; its locations were in a recipe or
-      flag of that command.
+    signed: whether this user wrote the file (see `is_signed`). The locations in it are then
+      admitted, since they were in a recipe or flag of the command that wrote it.
   """
   origin = Origin(path, str(directory))
   for text in _texts(content):
@@ -175,12 +166,16 @@ def record_file(path: str, content: Any, directory: str = "", signed: bool = Fal
 
 
 def check_links(directory: str, file: str) -> None:
-  """Check the links in a local directory and below it.
+  """Check that no symbolic link in a local directory, or below it, leads out of it.
 
-  They may lead anywhere if this user signed the directory's file, or the command has `--trust`.
+  Links are not checked if this user signed `file` or the command has `--trust`.
+
+  Args:
+    directory: a path; an address has no links.
+    file: the path of a signed file in the directory.
 
   Raises:
-    UserError: one leads out of the directory, where a command would then read or write.
+    UserError: a link leads out of the directory, so a command would read or write elsewhere.
   """
   if file in _state.signed or _state.everything or "://" in directory:
     return
@@ -190,8 +185,8 @@ def check_links(directory: str, file: str) -> None:
       if os.path.islink(path) and not is_inside(path, directory):
         target = _format_text(os.path.realpath(path))
         raise UserError(
-          f"{path}: found a link to {target}, expected what it names in {directory} itself; move "
-          f"it there, or add {FLAG}"
+          f"{path}: found a link to {target}, expected no link out of {directory}; move the "
+          f"target into it, or add {FLAG}"
         )
 
 
@@ -199,7 +194,9 @@ def import_function(where: str, name: str) -> Callable:
   """Import the function `module:function` from the installed packages or the current directory.
 
   Args:
-    where: the key, for messages, such as `config.task.name`.
+    where: the key of the name, for messages, such as `config.task.name`.
+    name: the function.
+
   Raises:
     UserError: the name is not admitted, or the module cannot be imported or lacks the function.
   """
@@ -221,14 +218,16 @@ def check_location(where: str, text: Any) -> None:
   """Check a path or an address before it is opened or written.
 
   Args:
-    where: the key that has it, for messages, such as `config.task.store`.
+    where: the key of the location, for messages, such as `config.task.store`.
+    text: the location; other values are ignored.
+
   Raises:
-    UserError: it was read from a file that may not name it.
+    UserError: the location was read from a file that may not name it.
   """
   origin = _origin(text)
   if origin is None:
     return
-  if _is_unusual(text):
+  if _needs_admission(text):
     raise _address_refusal(f"{origin.file}: {where}", text)
   if not _state.everything and not is_inside(text, origin.directory):
     raise _location_refusal(origin, where, text)
@@ -237,17 +236,19 @@ def check_location(where: str, text: Any) -> None:
 def check_source(where: str, text: Any) -> None:
   """Check a source, `FORMAT:REST`, before it is opened.
 
-  A file may name sources that make their records themselves, and single files in its own directory.
+  A file may name sources that generate their records, and single files in its own directory.
 
   Args:
-    where: the key that has it, for messages, such as `config.task.source`.
+    where: the key of the source, for messages, such as `config.task.source`.
+    text: the source; other values are ignored.
+
   Raises:
-    UserError: it was read from a file that may not name it.
+    UserError: the source was read from a file that may not name it.
   """
   origin = _origin(text)
   if origin is None or _GENERATED.fullmatch(text):
     return
-  if _is_unusual(text):
+  if _needs_admission(text):
     raise _address_refusal(f"{origin.file}: {where}", text)
   if _state.everything:
     return
@@ -257,23 +258,22 @@ def check_source(where: str, text: Any) -> None:
 
 
 def check_address(url: str) -> None:
-  """Check an address before a client is made for it.
+  """Check an address before a client opens it.
 
   Raises:
-    UserError: it is a chain, or has a scheme outside `SCHEMES`, and the command does not name it.
+    UserError: the address is a chain or has a scheme outside `SCHEMES`, and the command does not
+      name it.
   """
-  if not _is_unusual(url):
+  if not _needs_admission(url):
     return
   first, _, chain = url.partition("::")
   if "://" in first:
     prefix = f"{first.partition('://')[0]}://"
-  else:  # as in `simplecache::gs://bucket/file`
+  else:  # as in `simplecache::gs://bucket/file`, which needs `simplecache::` and `gs://bucket`
     prefix = f"{first}::"
     chain = "/".join(chain.split("/")[:3])
-  if not any(
-    prefix in text and chain in text
-    for text in (*_state.texts, os.environ.get("T5X_LIKE_CACHE", ""))
-  ):
+  admitted_texts = (*_state.texts, os.environ.get("T5X_LIKE_CACHE", ""))
+  if not any(prefix in text and chain in text for text in admitted_texts):
     raise _address_refusal("", url)
 
 
@@ -281,7 +281,9 @@ def is_inside(path: str, directory: str, links: bool = True) -> bool:
   """Return whether a path or an address lies in a directory.
 
   Args:
-    links: whether links are followed, so that one to elsewhere leads out of the directory.
+    path: the path or address.
+    directory: the path or address of the directory; nothing lies in "".
+    links: whether symbolic links are resolved first.
   """
   if not directory or ".." in re.split(r"[/\\]", path) or "\0" in path:
     return False
@@ -292,10 +294,13 @@ def is_inside(path: str, directory: str, links: bool = True) -> bool:
 
 
 def load_secret() -> bytes:
-  """Return bytes that only this user can read, made once.
+  """Return this user's secret key for signatures; the first call creates it.
+
+  It is in a file that only this user can read.
 
   Raises:
-    OSError, RuntimeError: they can be neither read nor made, or there is no home directory.
+    OSError, RuntimeError: the file can be neither read nor created, or the user has no home
+      directory.
   """
   path = pathlib.Path.home() / ".cache" / "t5x_like" / "secret"
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -304,13 +309,13 @@ def load_secret() -> bytes:
     draft.touch(mode=0o600)
     draft.write_bytes(secrets.token_bytes(_SECRET_BYTES))
     with contextlib.suppress(FileExistsError):
-      os.link(draft, path)  # if several processes make one at once, the first is kept
+      os.link(draft, path)  # fails if another process has created the file in the meantime
     draft.unlink()
   return path.read_bytes()
 
 
 def sign(content: Any) -> str | None:
-  """Return this user's signature of a value as JSON; None without a secret."""
+  """Return this user's signature of a value; None without a secret or if JSON cannot express it."""
   try:
     text = json.dumps(content, sort_keys=True)
     return hmac.new(load_secret(), text.encode(), "sha256").hexdigest()
@@ -327,14 +332,14 @@ def is_signed(content: Any, text: Any) -> bool:
 
 
 def _origin(text: Any) -> Origin | None:
-  """Return the file that a location was read from; None if the command or the program names it."""
+  """Return the file that a location was read from; None if the user or the program named it."""
   if not isinstance(text, str) or text in _state.texts:
     return None
   return _state.origins.get(text)
 
 
-def _is_unusual(text: str) -> bool:
-  """Return whether a location has a chain of addresses, or a scheme outside `SCHEMES`."""
+def _needs_admission(text: str) -> bool:
+  """Return whether a location is a chain of addresses, or has a scheme outside `SCHEMES`."""
   return "::" in text or any(scheme.lower() not in SCHEMES for scheme in _SCHEME.findall(text))
 
 
@@ -344,46 +349,49 @@ def _function_refusal(where: str, name: str) -> UserError:
   origin = _state.origins.get(name)
   prefix = f"{origin.file}: " if origin else ""
   return UserError(
-    f"{prefix}{where}: found {name!r}, which this command does not "
-    f"name, so it is not imported; give that name in the recipe or a flag{_flag(where, name)}, or "
-    f"add {FLAG} to import what saved files name (in a program: t5x_like.trust.admit({name!r}))"
+    f"{prefix}{where}: found {name!r}, which this command does not name, so it is not imported; "
+    f"give that name in the recipe or a flag{_flag_hint(where, name)}, or add {FLAG} to import "
+    f"what saved files name (in a program: t5x_like.trust.admit({name!r}))"
   )
 
 
 def _location_refusal(origin: Origin, where: str, text: str) -> UserError:
   outside = f"is outside {origin.directory} and " if origin.directory else ""
   return UserError(
-    f"{origin.file}: {where}: found {_format_text(text)}, which {outside}this command does not "
-    "name, so "
-    f"it is not opened; give it in the recipe or a flag{_flag(where, text)}, or add {FLAG} to "
-    "open what saved files name"
+    f"{origin.file}: {where}: found {_format_text(text)}, "
+    f"which {outside}this command does not name, so it is not opened; "
+    f"give it in the recipe or a flag{_flag_hint(where, text)}, "
+    f"or add {FLAG} to open what saved files name"
   )
 
 
 def _address_refusal(where: str, text: str) -> UserError:
-  schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES[:-2])
+  prefix = f"{where}: " if where else ""
+  schemes = ", ".join(f"{scheme}://" for scheme in _REMOTE_SCHEMES)
   return UserError(
-    f"{where}{': ' if where else ''}found {_format_text(text)}, which this command does not name, "
-    f"expected one address of {schemes}; give it in the recipe or a flag (in a program: "
-    "t5x_like.trust.admit)"
+    f"{prefix}found {_format_text(text)}, which this command does not name, "
+    f"expected one address of {schemes}; give it in the recipe or a flag "
+    "(in a program: t5x_like.trust.admit)"
   )
 
 
-def _flag(where: str, text: str) -> str:
-  """Return the flag that would admit a text, for messages; "" if it has none or is too long."""
+def _flag_hint(where: str, text: str) -> str:
+  """Return " (--KEY=TEXT)" for messages; "" if `where` is not a key or the text is too long."""
   if re.fullmatch(r"config(\.\w+)+", where) and len(text) <= 120:
     return f" (--{where}={text})"
   return ""
 
 
 def _format_text(text: str) -> str:
-  text = ascii(text)
-  return text if len(text) <= 120 else f"{text[:100]}..."
+  """Return a text in ASCII and quotes, shortened to about 100 characters."""
+  quoted = ascii(text)
+  return quoted if len(quoted) <= 120 else f"{quoted[:100]}..."
 
 
 def _texts(value: Any) -> Iterator[str]:
-  """Yield the strings in a value; one may itself be JSON."""
-  value = value.to_dict() if hasattr(value, "to_dict") else value
+  """Yield all strings in a value, including those inside a string that is JSON."""
+  if hasattr(value, "to_dict"):
+    value = value.to_dict()
   if isinstance(value, str | os.PathLike):
     text = os.fspath(value)
     yield text
@@ -393,8 +401,7 @@ def _texts(value: Any) -> Iterator[str]:
       except (ValueError, RecursionError):
         return
   elif isinstance(value, Mapping):
-    for item in (*value.keys(), *value.values()):
-      yield from _texts(item)
+    yield from _texts([*value.keys(), *value.values()])
   elif isinstance(value, list | tuple | set | frozenset):
-    for item in value:
-      yield from _texts(item)
+    for element in value:
+      yield from _texts(element)
