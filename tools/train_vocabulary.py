@@ -8,15 +8,20 @@ Example:
       --with_mask --output=vocabulary
 
 The size counts all ids: pad (0), eos (1), unk (2), with --with_mask also [CLS] (3), [SEP] (4) and
-[MASK] (5), the pieces, and the sentinels (100 with the highest ids). bytelevel_bpe, as in GPT-2,
-restores every text exactly, with line ends, indentation and any character. The other kinds lose
-some characters, and the share is printed. unigram, as in T5, and bpe are SentencePiece models,
-which merge spaces and line ends; wordpiece is BERT's kind.
+[MASK] (5), the pieces, and the sentinels (100 with the highest ids).
 
-Text beyond --max_bytes is sampled: a fixed random sample of the lines is used. The whole source is
-read for it, so name only some files of a large source. bytelevel_bpe learns from several lines at
-once. The same input, options and number of threads give the same vocabulary. If the output already
-holds this vocabulary, nothing is done.
+Kinds:
+  bytelevel_bpe  GPT-2's; restores every text exactly, and learns from passages of several lines
+  unigram        T5's SentencePiece model; merges spaces and line ends
+  bpe            a SentencePiece model; merges spaces and line ends
+  wordpiece      BERT's
+
+All but bytelevel_bpe lose some characters; the share lost is printed.
+
+If the source has more than --max_bytes of text, a random sample of its lines is used. The whole
+source is read for the sample, so name only some files of a large source. The same input, options
+and number of threads give the same vocabulary. If the output already has this vocabulary, nothing
+is done.
 """
 
 import argparse
@@ -41,15 +46,16 @@ from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, UNK_ID
 
 from . import train_tokenizer
 
-RECORD = "training.json"
+RECORD = "training.json"  # the file of the options that the vocabulary was trained with
 LOSSLESS = "bytelevel_bpe"
-LONGEST_LINE = 4096  # bytes; the trainer skips longer ones
+LONGEST_LINE = 4096  # bytes; longer lines are cut, since SentencePiece would skip them
+_SUMMARY_LINES = 2_000  # lines from which bytes per token are computed
 _SEED = 0
 _PROGRESS_SECONDS = 60.0
 
 
 def _check_options(options: argparse.Namespace) -> None:
-  """Check numbers and combinations of flags; raise UserError for those that cannot be used."""
+  """Check the numbers and combinations of flags; raise UserError if one is unusable."""
   if options.size - options.extra_ids < 8:
     raise UserError(
       f"--size: found {options.size} with {options.extra_ids} sentinels, expected at least "
@@ -60,8 +66,8 @@ def _check_options(options: argparse.Namespace) -> None:
       raise UserError(f"--{name}: found {getattr(options, name)}, expected {minimum} or more")
   if options.lowercase and options.kind != "wordpiece":
     raise UserError(
-      f"--lowercase: found it with --kind={options.kind}, expected wordpiece; "
-      "lowercase the text first"
+      f"--lowercase: found it with --kind={options.kind}, expected --kind=wordpiece; "
+      "for other kinds, lowercase the text first"
     )
   if not 0.5 < options.character_coverage <= 1:
     raise UserError(
@@ -79,40 +85,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
   from t5x_like.corpora.documents import Documents
 
   documents = Documents(options.source, data_dir=options.data_dir, text_field=options.text_field)
-  record = {"source": documents.facts()}
-  for name, value in vars(options).items():
-    if name not in ("source", "data_dir", "output"):
-      record[name] = value
-  record = json.loads(json.dumps(record))
-  if _exists(output, record):
+  record = _training_record(documents.facts(), options)
+  if _is_trained(output, record):
     print(f"vocabulary {output} exists already and is the requested one, nothing to do")
     return 0
   start = time.monotonic()
-  split = split_into_runs if options.kind == LOSSLESS else split_into_lines
-  lines, total = sample(split(documents.usable(options.split)), options.max_bytes)
-  used = sum(map(len, lines))
-  skipped = ""
-  for reason, count in sorted(documents.skipped[options.split].items()):
-    skipped += f", {count:,} skipped ({reason})"
-  print(
-    f"training on {used / 1e6:.1f} of {total / 1e6:.1f} MB of "
-    f"{documents.source.name}/{options.split}{skipped} ...",
-    flush=True,
-  )
+  lines = _read_lines(documents, options)
   vocabulary = _train(lines, options)
   vocabulary.save(output)
   try:
     (output / RECORD).write_text(json.dumps(record, indent=2) + "\n")
   except OSError as error:
     raise UserError(f"{output / RECORD}: cannot be written ({one_line(error)})") from error
-  text_lines = [line.decode() for line in lines[:: max(1, len(lines) // 2000)]]
-  num_bytes = sum(len(line.encode()) for line in text_lines)
-  num_tokens = sum(len(ids) for ids in vocabulary.encode_batch(text_lines))
-  per_token = num_bytes / max(1, num_tokens)
   print(
     f"vocabulary {output}: {vocabulary.size:,} ids ({vocabulary.extra_ids} of them sentinels), "
-    f"{per_token:.2f} bytes a token, fingerprint {vocabulary.fingerprint[:12]}, "
-    f"{time.monotonic() - start:.0f} s"
+    f"{_bytes_per_token(vocabulary, lines):.2f} bytes a token, "
+    f"fingerprint {vocabulary.fingerprint[:12]}, {time.monotonic() - start:.0f} s"
   )
   losses = lost_characters.describe_lost_characters(vocabulary, documents.usable(options.split))
   if losses:
@@ -120,7 +108,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
   return 0
 
 
+def _training_record(source_facts: dict, options: argparse.Namespace) -> dict:
+  """Return everything that determines the vocabulary, as JSON reads it back."""
+  record = {"source": source_facts}
+  for name, value in vars(options).items():
+    if name not in ("source", "data_dir", "output"):
+      record[name] = value
+  return json.loads(json.dumps(record))
+
+
+def _read_lines(documents, options: argparse.Namespace) -> list[bytes]:
+  """Read `Documents`, print how much text will be used, and return the lines to train on."""
+  split_texts = split_into_runs if options.kind == LOSSLESS else split_into_lines
+  lines, total_bytes = sample(split_texts(documents.usable(options.split)), options.max_bytes)
+  used_bytes = sum(map(len, lines))
+  skipped = ""
+  for reason, count in sorted(documents.skipped[options.split].items()):
+    skipped += f", {count:,} skipped ({reason})"
+  print(
+    f"training on {used_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB of "
+    f"{documents.source.name}/{options.split}{skipped} ...",
+    flush=True,
+  )
+  return lines
+
+
+def _bytes_per_token(vocabulary: vocabularies.Vocabulary, lines: Sequence[bytes]) -> float:
+  """Return the mean bytes a token of evenly spaced lines."""
+  step = max(1, len(lines) // _SUMMARY_LINES)
+  texts = [line.decode() for line in lines[::step]]
+  num_bytes = sum(len(text.encode()) for text in texts)
+  num_tokens = sum(len(ids) for ids in vocabulary.encode_batch(texts))
+  return num_bytes / max(1, num_tokens)
+
+
 def _train(lines: Sequence[bytes], options: argparse.Namespace) -> vocabularies.Vocabulary:
+  """Train a vocabulary of the kind in the options."""
   size = options.size - options.extra_ids
   if options.kind in train_tokenizer.KINDS:
     return train_tokenizer.train(
@@ -145,7 +168,10 @@ def _train(lines: Sequence[bytes], options: argparse.Namespace) -> vocabularies.
 
 
 def split_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
-  """Yield the non-blank lines of documents in UTF-8, cut at spaces to LONGEST_LINE bytes."""
+  """Yield the non-blank lines of documents in UTF-8, stripped.
+
+  Lines of more than `LONGEST_LINE` bytes are cut at spaces, or at characters if they have none.
+  """
   for document in documents:
     for line in document.splitlines():
       data = line.strip().encode(errors="replace")
@@ -153,9 +179,7 @@ def split_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
       while len(data) - start > LONGEST_LINE:
         cut = data.rfind(b" ", start + 1, start + LONGEST_LINE)
         if cut < 0:
-          cut = start + LONGEST_LINE
-          while data[cut] & 0xC0 == 0x80:  # inside a character
-            cut -= 1
+          cut = _character_start(data, start + LONGEST_LINE)
         yield data[start:cut]
         start = cut
         while data[start : start + 1].isspace():
@@ -165,7 +189,10 @@ def split_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
 
 
 def split_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
-  """Yield documents in UTF-8, cut after LONGEST_LINE bytes at a line end, space or character."""
+  """Yield documents in UTF-8 in consecutive runs of at most `LONGEST_LINE` bytes.
+
+  A run ends at a line end, else before a space, else between characters.
+  """
   for document in documents:
     data = document.encode(errors="replace")
     start = 0
@@ -178,7 +205,7 @@ def split_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
 
 
 def _cut_position(data: bytes, start: int, end: int) -> int:
-  """Return where to cut a range: after its last line end, else at its last space, else at `end`.
+  """Return the cut in a range: after its last line end, else before its last space, else at `end`.
 
   The cut is never inside a character.
   """
@@ -188,23 +215,33 @@ def _cut_position(data: bytes, start: int, end: int) -> int:
   space = data.rfind(b" ", start + 1, end)
   if space >= 0:
     return space
-  while data[end] & 0xC0 == 0x80:  # inside a character
-    end -= 1
-  return end
+  return _character_start(data, end)
+
+
+def _character_start(data: bytes, position: int) -> int:
+  """Return the first byte of the character in UTF-8 that contains the byte at `position`."""
+  while data[position] & 0xC0 == 0x80:  # a continuation byte
+    position -= 1
+  return position
 
 
 def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
-  """Return (a deterministic uniform sample of lines, in order; the bytes of all lines).
+  """Draw a uniform sample of lines, the same for the same lines.
 
-  The sample has at most `max_bytes`. Each line draws a number, and the lines with the smallest
-  numbers stay; memory holds no more than the sample.
+  Each line draws a number, and the sample is the lines with the smallest ones. Memory holds no more
+  than the sample.
+
+  Returns:
+    (the sampled lines in their order, the number of bytes of all lines). The sample has at most
+    `max_bytes`, unless it is one longer line.
   """
   draw_number = random.Random(_SEED).random
+  # A heap of (-number, index, line): its first entry has the largest number and is dropped first.
   chosen_lines: list[tuple[float, int, bytes]] = []
   total = 0
   chosen_bytes = 0
   last_report = time.monotonic()
-  for number, line in enumerate(lines):
+  for index, line in enumerate(lines):
     total += len(line)
     if time.monotonic() - last_report > _PROGRESS_SECONDS:
       last_report = time.monotonic()
@@ -212,11 +249,13 @@ def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
     key = -draw_number()
     if chosen_bytes + len(line) > max_bytes and chosen_lines and key < chosen_lines[0][0]:
       continue
-    heapq.heappush(chosen_lines, (key, number, line))
+    heapq.heappush(chosen_lines, (key, index, line))
     chosen_bytes += len(line)
     while chosen_bytes > max_bytes and len(chosen_lines) > 1:
-      chosen_bytes -= len(heapq.heappop(chosen_lines)[2])
-  return [line for _, _, line in sorted(chosen_lines, key=lambda entry: entry[1])], total
+      _, _, dropped_line = heapq.heappop(chosen_lines)
+      chosen_bytes -= len(dropped_line)
+  chosen_lines.sort(key=lambda entry: entry[1])
+  return [line for _, _, line in chosen_lines], total
 
 
 def train(
@@ -235,9 +274,10 @@ def train(
     lines: UTF-8 text.
     size: number of pieces, including control symbols but not sentinels.
     model_type: `unigram` or `bpe`.
-    character_coverage: share of characters that get pieces; others are unknown, or bytes.
+    character_coverage: share of the text's characters that get pieces; others are unknown, or are
+      spelled as bytes.
     byte_fallback: spell characters without pieces as bytes (256 of the pieces).
-    threads: the model may depend on their number, by rounding.
+    threads: number of threads; the model may depend on it through rounding.
     with_mask: make [CLS], [SEP] and [MASK] the control pieces 3, 4 and 5, which no text encodes to.
 
   Raises:
@@ -264,34 +304,35 @@ def train(
       minloglevel=2,
     )
   except (RuntimeError, OSError) as error:
-    raise UserError(_training_error(one_line(error), size)) from None
+    raise UserError(_explain_training_error(one_line(error), size)) from None
   return model.getvalue()
 
 
-def _training_error(message: str, size: int) -> str:
-  largest = re.search(r"too high \(\d+\).*?<= (\d+)", message)
-  if largest:
+def _explain_training_error(message: str, size: int) -> str:
+  """Translate SentencePiece's message about the size into one about the flags."""
+  too_high = re.search(r"too high \(\d+\).*?<= (\d+)", message)
+  if too_high:
     return (
-      f"--size: found {size} pieces, sentinels not counted, expected at most {largest[1]} for this "
-      "text; choose a smaller --size or a larger text"
+      f"--size: found {size} pieces, sentinels not counted, expected at most {too_high[1]} for "
+      "this text; choose a smaller --size or a larger text"
     )
-  smallest = re.search(r"(\d+) vs (\d+)", message)
-  if smallest:
+  too_low = re.search(r"(\d+) vs (\d+)", message)
+  if too_low:
     return (
       f"--size: found {size} pieces, sentinels not counted, too few for the characters of this "
-      f"text, expected at least {smallest[2]}, or a lower --character_coverage"
+      f"text, expected at least {too_low[2]}, or a lower --character_coverage"
     )
   return f"SentencePiece cannot train a model of {size} pieces: {message}"
 
 
-def _exists(output: AnyPath, record: dict) -> bool:
+def _is_trained(output: AnyPath, record: dict) -> bool:
   """Return whether the output contains this vocabulary; raise UserError if it contains another."""
   if not (output / MANIFEST).exists():
-    if tokenizer_files := [name for name in TOKENIZER_FILES if (output / name).exists()]:
-      raise UserError(
-        f"{output}: found the {tokenizer_files[0]} of another tokenizer, expected none; "
-        "choose another --output"
-      )
+    for name in TOKENIZER_FILES:
+      if (output / name).exists():
+        raise UserError(
+          f"{output}: found the {name} of another tokenizer, expected none; choose another --output"
+        )
     return False
   vocabularies.load(str(output))
   try:
@@ -299,8 +340,9 @@ def _exists(output: AnyPath, record: dict) -> bool:
   except (OSError, ValueError):
     saved = None
   if isinstance(saved, dict):
-    # Older records lack two options, and call the kind `model_type`.
-    saved = {"with_mask": False, "lowercase": False} | saved
+    # Older records lack two options, and name the kind `model_type`.
+    saved.setdefault("with_mask", False)
+    saved.setdefault("lowercase", False)
     model_type = saved.pop("model_type", None)
     saved.setdefault("kind", model_type)
   if saved == record:
@@ -317,7 +359,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument(
     "--source",
     required=True,
-    help="FORMAT:REST, as jsonl:corpus/*.gz; see t5x_like/corpora/sources",
+    help="FORMAT:REST, such as jsonl:corpus/*.gz; see t5x_like/corpora/sources",
   )
   parser.add_argument("--data_dir", help="where TensorFlow datasets are or will be prepared")
   parser.add_argument(
@@ -337,7 +379,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     "--model_type",
     choices=(*train_tokenizer.KINDS, "unigram", "bpe"),
     default=LOSSLESS,
-    help="(default: %(default)s, which loses nothing)",
+    help="the kind of vocabulary (default: %(default)s)",
   )
   parser.add_argument(
     "--with_mask", action="store_true", help="add [CLS], [SEP] and [MASK], as BERT's family needs"
@@ -346,7 +388,10 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     "--lowercase", action="store_true", help="fold case and accents (wordpiece only)"
   )
   parser.add_argument(
-    "--character_coverage", type=float, default=0.9995, help="share of characters with pieces"
+    "--character_coverage",
+    type=float,
+    default=0.9995,
+    help="share of the text's characters that get pieces (default: %(default)s)",
   )
   parser.add_argument(
     "--byte_fallback", action="store_true", help="spell characters without pieces as bytes"
@@ -355,10 +400,10 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     "--max_bytes", type=int, default=10_000_000, help="the most text to train on (default: 10 MB)"
   )
   parser.add_argument("--threads", type=int, default=2, help="threads of the trainer (default: 2)")
-  # Some flags open the file or data set that they name while they are parsed.
+  # Parsing opens the files of some flags, so they are admitted first.
   trust.begin_command(sys.argv[1:] if arguments is None else arguments)
   args = parser.parse_args(arguments)
-  trust.admit([*vars(args).values()])
+  trust.admit(list(vars(args).values()))
   return args
 
 
