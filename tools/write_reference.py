@@ -1,15 +1,13 @@
-"""Write the generated pages of docs/reference: keys of recipes, sizes and costs, and plans.
+"""Write the generated pages of docs/reference: config-keys.md, sizing.md and plans.md.
 
-  # writes config-keys.md, sizing.md and plans.md; `make docs` runs it
   python -m tools.write_reference
 
-The pages are not in git. Keys come from signatures and docstrings (`t5x_like.listing`); sizes,
-costs and plans come from docs/plans.json, which `python -m tools.plans` compiles. Nothing is
-compiled here.
+`make docs` runs this, and the pages are not in git. Keys come from signatures and docstrings
+(`t5x_like.listing`). Sizes, costs and plans come from docs/plans.json, which `python -m
+tools.plans` writes; nothing is compiled here.
 """
 
 import dataclasses
-import itertools
 import json
 import math
 import pathlib
@@ -25,9 +23,11 @@ from . import plans
 
 _REPO = pathlib.Path(__file__).resolve().parents[1]
 _FOLDER = _REPO / "docs" / "reference"
+# Keys of a recipe, in the order of the page; "" stands for keys that are no record or slot.
 _ORDER = ["", *(field.name for field in dataclasses.fields(config.Recipe))]
-_SECTIONS_WITH_NAMES = ("task", "optimizer", "evals.NAME")  # records besides the objects of a slot
-_KEYS = """# Keys of a recipe
+# Sections with keys that every `name` takes, besides the arguments of each.
+_SECTIONS_WITH_NAMES = ("task", "optimizer", "evals.NAME")
+_KEYS_INTRODUCTION = """# Keys of a recipe
 
 <!-- Written by `python -m tools.write_reference` from signatures and docstrings; do not edit. -->
 
@@ -37,7 +37,7 @@ Set any key on the command line: `--config.KEY=VALUE`. Values are JSON; other te
 arguments of the old one. A key without a default is required. Unknown keys are refused, with the
 nearest match.
 """
-_SIZING = """# Size and cost of a run
+_SIZING_INTRODUCTION = """# Size and cost of a run
 
 <!-- Written by `python -m tools.write_reference` from docs/plans.json; do not edit. -->
 
@@ -55,65 +55,12 @@ hardware.
   commitment: [Cloud TPU pricing](https://cloud.google.com/tpu/pricing).
 
 """
-
-
-def config_keys() -> str:
-  """Return the page of all keys in Markdown."""
-  lines = [_KEYS]
-  by_key = sorted(listing.groups(), key=lambda group: _ORDER.index(group.section.partition(".")[0]))
-  for slot, groups in itertools.groupby(by_key, key=lambda group: group.section.partition(".")[0]):
-    lines.append(f"## `config.{slot}`\n" if slot else "## Top level\n")
-    groups_by_keys: dict[tuple, list[listing.Group]] = {}
-    for group in groups:
-      keys = tuple(dataclasses.replace(key, owners=()) for key in group.keys)
-      groups_by_keys.setdefault((group.section, bool(group.name), keys), []).append(group)
-    for (section, named, keys), members in groups_by_keys.items():
-      if named:
-        lines.append("### " + ", ".join(f"`{group.name}`" for group in members) + "\n")
-        if len(members) == 1:
-          lines.append(members[0].about)
-        else:
-          lines += [f"- `{group.name}`: {group.about}" for group in members]
-        lines.append("")
-      elif section:
-        suffix = ", with any name" if section in _SECTIONS_WITH_NAMES else ""
-        lines.append(f"### `config.{section}.…`{suffix}\n")
-        lines.append(members[0].about + "\n")
-      lines.append(_table(section, keys) if keys else "No arguments.\n")
-  return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
-
-
-def _table(section: str, keys: tuple[listing.Key, ...]) -> str:
-  rows = ["| key | value | default | |", "|---|---|---|---|"]
-  for key in keys:
-    default = "required" if key.default is None else f"`{key.default}`"
-    cells = (f"`{key.name.removeprefix(section + '.')}`", key.kind, default, key.about)
-    rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-  return "\n".join(rows) + "\n"
-
-
-def sizing() -> str:
-  """Return the page of sizes and costs in Markdown."""
-  measured = json.loads(plans.STORED_PLANS.read_text())
-  rows = [
-    "| model | slice | chips | rows a step | GB a chip | seconds a step | MFU | whole run | hours "
-    "| chip-hours |",
-    "|---" * 10 + "|",
-  ]
-  for name, request in plans.PLANS.items():
-    if request.step == "train" and name in measured and measured[name].get("seconds"):
-      rows.append(_size(name, request, measured[name]))
-  note = (
-    "\nThe run of BERT is shorter than its row says: nine tenths of its steps have rows of 128 "
-    "tokens, and the plan has"
-    " the last tenth, with 512.\nThe recipes of T5 train on 2^35 tokens, the budget of the "
-    "comparisons in T5's paper;"
-    " the published checkpoints saw more.\n"
-  )
-  return _SIZING + "\n".join(rows) + "\n" + note + _ADVICE
-
-
-_ADVICE = """
+_SIZING_NOTES = """
+The run of BERT is shorter than its row says: nine tenths of its steps have rows of 128 tokens, and
+the plan is for the last tenth, with 512. The recipes of T5 train on 2^35 tokens, the budget of the
+comparisons in T5's paper; the published checkpoints saw more.
+"""
+_SIZING_ADVICE = """
 ## Choose a slice
 
 1. **Memory first.** Parameters, gradients and optimizer state must fit. With Adafactor that is
@@ -128,39 +75,115 @@ _ADVICE = """
 """
 
 
-def _size(name: str, request: child.Request, plan: dict[str, Any]) -> str:
+def config_keys() -> str:
+  """Return the page of all keys in Markdown."""
+  groups_by_slot: dict[str, list[listing.Group]] = {slot: [] for slot in _ORDER}
+  for group in listing.groups():
+    slot, _, _ = group.section.partition(".")
+    groups_by_slot[slot].append(group)
+  lines = [_KEYS_INTRODUCTION]
+  for slot, groups in groups_by_slot.items():
+    if groups:
+      lines.append(f"## `config.{slot}`\n" if slot else "## Top level\n")
+    for equal_groups in _gather_equal_groups(groups):
+      lines += _describe_groups(equal_groups)
+  return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def _gather_equal_groups(groups: list[listing.Group]) -> list[list[listing.Group]]:
+  """Gather the groups of a section that have the same keys, to list the keys once."""
+  equal_groups: dict[tuple, list[listing.Group]] = {}
+  for group in groups:
+    # owners differ between the groups and are not printed
+    keys = tuple(dataclasses.replace(key, owners=()) for key in group.keys)
+    equal_groups.setdefault((group.section, bool(group.name), keys), []).append(group)
+  return list(equal_groups.values())
+
+
+def _describe_groups(groups: list[listing.Group]) -> list[str]:
+  """Return the Markdown lines of groups with the same keys: heading, descriptions, table."""
+  lines = []
+  first = groups[0]
+  if first.name:
+    lines.append("### " + ", ".join(f"`{group.name}`" for group in groups) + "\n")
+    if len(groups) == 1:
+      lines.append(first.about)
+    else:
+      lines += [f"- `{group.name}`: {group.about}" for group in groups]
+    lines.append("")
+  elif first.section:
+    suffix = ", with any name" if first.section in _SECTIONS_WITH_NAMES else ""
+    lines.append(f"### `config.{first.section}.…`{suffix}\n")
+    lines.append(first.about + "\n")
+  lines.append(_table(first.section, first.keys) if first.keys else "No arguments.\n")
+  return lines
+
+
+def _table(section: str, keys: tuple[listing.Key, ...]) -> str:
+  """Return the Markdown table of a section's keys."""
+  rows = ["| key | value | default | |", "|---|---|---|---|"]
+  for key in keys:
+    default = "required" if key.default is None else f"`{key.default}`"
+    cells = (f"`{key.name.removeprefix(section + '.')}`", key.kind, default, key.about)
+    rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+  return "\n".join(rows) + "\n"
+
+
+def sizing() -> str:
+  """Return the page of sizes and costs in Markdown."""
+  stored_plans = json.loads(plans.STORED_PLANS.read_text())
+  rows = [
+    "| model | slice | chips | rows a step | GB a chip | seconds a step | MFU | whole run | hours "
+    "| chip-hours |",
+    "|---|---|---|---|---|---|---|---|---|---|",
+  ]
+  for name, request in plans.PLANS.items():
+    plan = stored_plans.get(name)
+    if request.step == "train" and plan and plan.get("seconds"):
+      rows.append(_sizing_row(name, request, plan))
+  return _SIZING_INTRODUCTION + "\n".join(rows) + "\n" + _SIZING_NOTES + _SIZING_ADVICE
+
+
+def _sizing_row(name: str, request: child.Request, plan: dict[str, Any]) -> str:
+  """Return the table row of a plan, scaled to the whole run of its recipe."""
   recipe = recipes.load(request.config)
-  planned = recipes.load(request.config, request.overrides)
-  run = recipe.total_steps * recipe.batch_size * _length(recipe)
-  steps = run / (planned.batch_size * _length(planned))
-  kind, _, shape = request.topology.partition(":")
-  chips = math.prod(map(int, shape.split("x"))) * request.slices
-  hours = steps * plan["seconds"]["step"] / 3600
-  unit = "tokens" if _length(recipe) > 1 else "images"
+  planned_recipe = recipes.load(request.config, request.overrides)
+  length = _row_length(recipe)
+  planned_length = _row_length(planned_recipe)
+  run_size = recipe.total_steps * recipe.batch_size * length
+  unit = "tokens" if length > 1 else "images"
+  num_steps = run_size / (planned_recipe.batch_size * planned_length)
+  hours = num_steps * plan["seconds"]["step"] / 3600
+  chip, _, shape = request.topology.partition(":")
+  num_chips = math.prod(map(int, shape.split("x"))) * request.slices
+  slices = f"{request.slices} × " if request.slices > 1 else ""
+  row_lengths = f" of {planned_length:,}" if planned_length > 1 else ""
   cells = (
-    re.sub(rf", (two slices of )?{kind} {shape}", "", name),
-    f"{f'{request.slices} × ' if request.slices > 1 else ''}{kind} {shape}",
-    f"{chips:,}",
-    f"{planned.batch_size:,}" + (f" of {_length(planned):,}" if _length(planned) > 1 else ""),
+    # the slice has its own column
+    re.sub(rf", (two slices of )?{chip} {shape}", "", name),
+    f"{slices}{chip} {shape}",
+    f"{num_chips:,}",
+    f"{planned_recipe.batch_size:,}{row_lengths}",
     f"{plan['total_gigabytes']:.1f} of {plan['memory']['hbm'] / 1e9:.1f}",
     f"{plan['seconds']['step']:.2f}",
     f"{100 * plan['mfu']:.0f} %",
-    f"{_short(run)} {unit}",
+    f"{_in_words(run_size)} {unit}",
     f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}",
-    f"{chips * hours:,.0f}",
+    f"{num_chips * hours:,.0f}",
   )
   return "| " + " | ".join(cells) + " |"
 
 
-def _length(recipe) -> int:
-  """Return the number of tokens of a row, as papers count them.
+def _row_length(recipe) -> int:
+  """Return the tokens in a row as papers count them; 1 for an image.
 
-  They are the tokens of the encoder's inputs or of the window; an image counts as 1.
+  It is the length of the encoder's inputs, or of a decoder's window.
   """
   return recipe.task.get("inputs_length") or recipe.task.get("length") or 1
 
 
-def _short(number: float) -> str:
+def _in_words(number: float) -> str:
+  """Return a number in three digits, such as "34.4 billion"."""
   for size, unit in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
     if number >= size:
       return f"{number / size:.3g} {unit}"
@@ -183,9 +206,9 @@ def main(argv: list[str] | None = None) -> int:
     raise UserError(
       f"{_FOLDER}: no such directory; the pages are written in a clone of the project"
     )
-  for name, page in PAGES.items():
+  for name, build_page in PAGES.items():
     path = _FOLDER / name
-    path.write_text(page())
+    path.write_text(build_page())
     print(f"wrote {path.relative_to(_REPO)}")
   return 0
 
