@@ -1,4 +1,4 @@
-"""Duplicates that a preparation removes, with any engine, are those of a loop over the corpus."""
+"""Check the duplicates that a preparation removes, with any engine, against plain loops."""
 
 from collections import Counter
 
@@ -17,63 +17,91 @@ def words(seed: int, count: int = 300) -> list[str]:
   return [f"w{i}" for i in np.random.default_rng(seed).integers(0, 5000, count)]
 
 
+def remove_exact_duplicates(texts):
+  """Return the first page of each signature."""
+  signatures = set()
+  kept_texts = []
+  for text in texts:
+    (signature,) = exact.Step().sign(text).tolist()
+    if signature not in signatures:
+      kept_texts.append(text)
+      signatures.add(signature)
+  return kept_texts
+
+
+def is_similar(minhash, earlier_minhashes) -> bool:
+  return any(np.mean(earlier == minhash) >= 0.8 for earlier in earlier_minhashes)
+
+
+def remove_near_duplicates(texts):
+  """Return the pages that resemble no representative of any of their bands."""
+  representatives = {}
+  kept_texts = []
+  for text in texts:
+    minhash = near.minhash(text)
+    is_near_duplicate = False
+    for key in near.band_keys(minhash).tolist():
+      earlier_minhashes = representatives.setdefault(key, [])
+      if is_similar(minhash, earlier_minhashes):
+        is_near_duplicate = True
+      else:
+        earlier_minhashes.append(minhash)
+    if not is_near_duplicate:
+      kept_texts.append(text)
+  return kept_texts
+
+
+def remove_repeated_spans(texts, min_sentences):
+  """Return (the pages without repeated spans, the number of removed spans).
+
+  A page that loses a span, and then has fewer than `min_sentences`, is removed.
+  """
+  spans_before = set()
+  kept_texts = []
+  num_repeated = 0
+  for text in texts:
+    is_repeated = []
+    for span in spans.Step().sign(text).tolist():
+      is_repeated.append(span in spans_before)
+      spans_before.add(span)
+    num_repeated += sum(is_repeated)
+    if any(is_repeated):
+      text = spans.Step().remove_marked(text, np.array(is_repeated, bool))[0]
+      if len(list(sentences(text))) < min_sentences:
+        continue
+    kept_texts.append(text)
+  return kept_texts, num_repeated
+
+
 def remove_duplicates(texts, steps, min_sentences=3):
   """Remove duplicates by loops over the corpus.
 
   Returns: (the remaining texts, removed pages by reason, removed spans by reason).
   """
-  counts = Counter()
-  removed = Counter()
-  signatures = set()
-  numbers = []
-  for number, text in enumerate(texts):
-    (signature,) = exact.Step().sign(text).tolist()
-    if "exact" in steps and signature in signatures:
-      counts["exact duplicate"] += 1
-    else:
-      numbers.append(number)
-    signatures.add(signature)
+  removed_pages = Counter()
+  removed_spans = Counter()
+  if "exact" in steps:
+    num_pages = len(texts)
+    texts = remove_exact_duplicates(texts)
+    removed_pages["exact duplicate"] = num_pages - len(texts)
   if "near" in steps:
-    representatives = {}
-    candidates = numbers
-    numbers = []
-    for number in candidates:
-      minhash = near.minhash(texts[number])
-      is_near_duplicate = False
-      for key in near.band_keys(minhash).tolist():
-        earlier_minhashes = representatives.setdefault(key, [])
-        if any(np.mean(earlier == minhash) >= 0.8 for earlier in earlier_minhashes):
-          is_near_duplicate = True
-        else:
-          earlier_minhashes.append(minhash)
-      counts["near duplicate"] += is_near_duplicate
-      numbers += [number] * (not is_near_duplicate)
-  signatures = set()
-  texts_left = []
-  for number in numbers:
-    text = texts[number]
-    if "spans" in steps:
-      repeated = []
-      for span in spans.Step().sign(text).tolist():
-        repeated.append(span in signatures)
-        signatures.add(span)
-      removed["span: repeated"] += sum(repeated)
-      if any(repeated):
-        text = spans.Step().remove_marked(text, np.array(repeated, bool))[0]
-      if any(repeated) and len(list(sentences(text))) < min_sentences:
-        counts["too short without repeated spans"] += 1
-        continue
-    texts_left.append(text)
+    num_pages = len(texts)
+    texts = remove_near_duplicates(texts)
+    removed_pages["near duplicate"] = num_pages - len(texts)
+  if "spans" in steps:
+    num_pages = len(texts)
+    texts, removed_spans["span: repeated"] = remove_repeated_spans(texts, min_sentences)
+    removed_pages["too short without repeated spans"] = num_pages - len(texts)
   # unary plus drops the reasons that never occurred
-  return texts_left, dict(+counts), dict(+removed)
+  return texts, dict(+removed_pages), dict(+removed_spans)
 
 
 def corpus(seed: int = 0) -> list[str]:
-  """Return pages with copies, near copies, near copies of these, and passages in common."""
+  """Return pages, some of them copies, near copies or halves of earlier pages."""
   generator = np.random.default_rng(seed)
   texts = []
   for i in range(300):
-    kind = generator.integers(0, 6)
+    kind = generator.integers(0, 6)  # 1: copy, 2: near copy, 3: half of an earlier page; else new
     text = words(int(generator.integers(2**31)), int(generator.integers(30, 200)))
     page = [[*text[start : start + 8]] for start in range(0, len(text), 8)]
     if texts and kind in (1, 2, 3):
@@ -82,7 +110,7 @@ def corpus(seed: int = 0) -> list[str]:
         texts.append(earlier_text.upper())
         continue
       page = [sentence.strip(" .").split() for sentence in sentences(earlier_text)]
-      if kind == 2:  # similar by about 0.8, more or less
+      if kind == 2:  # with a similarity around 0.8
         for _ in range(int(generator.integers(1, 4))):
           page[int(generator.integers(len(page)))][0] = f"changed{i}"
       else:
@@ -91,26 +119,25 @@ def corpus(seed: int = 0) -> list[str]:
   return texts
 
 
-def entries(generator, count: int, keys: int, places: int):
-  """Return entries of different places in random order."""
-  places_of_entries = generator.permutation(places)[:count]
-  part = places_of_entries % 3
-  key = generator.integers(0, keys, count).astype(np.uint64)
-  return {"part": part, "key": key, "position": places_of_entries}
+def random_entries(generator, count: int, num_keys: int, num_positions: int):
+  """Return entries at distinct positions of the corpus, in random order."""
+  positions = generator.permutation(num_positions)[:count]
+  part = positions % 3
+  key = generator.integers(0, num_keys, count).astype(np.uint64)
+  return {"part": part, "key": key, "position": positions}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 400])
-def test_entries_are_marked_as_by_a_loop_in_the_order_of_the_corpus(count, monkeypatch):
+def test_entries_are_marked_as_by_a_loop_over_the_corpus(count, monkeypatch):
   generator = np.random.default_rng(count)
-  key_entries = entries(generator, count, 40, 1_000)
+  key_entries = random_entries(generator, count, num_keys=40, num_positions=1_000)
   order = sorted(range(count), key=lambda n: (key_entries["part"][n], key_entries["position"][n]))
   keys = key_entries["key"].tolist()
-  times = Counter(key_entries["key"].tolist())
-  firsts = {key: next(n for n in order if keys[n] == key) for key in times}
-  assert _repeats.mark_repeats(**key_entries).tolist() == [
-    firsts[key] != n for n, key in enumerate(keys)
-  ]
-  assert near.mark_shared(**key_entries).tolist() == [times[key] > 1 for key in keys]
+  num_entries = Counter(keys)
+  first_entry = {key: next(n for n in order if keys[n] == key) for key in num_entries}
+  expected_repeats = [first_entry[key] != n for n, key in enumerate(keys)]
+  assert _repeats.mark_repeats(**key_entries).tolist() == expected_repeats
+  assert near.mark_shared(**key_entries).tolist() == [num_entries[key] > 1 for key in keys]
   minhash = generator.integers(0, 2, (count, 16)).astype(np.uint32)
   monkeypatch.setattr(near, "_ROWS", 7)
   for max_representatives in (3, 1_000):
@@ -119,7 +146,7 @@ def test_entries_are_marked_as_by_a_loop_in_the_order_of_the_corpus(count, monke
     representatives = {}
     for n in order:
       earlier_minhashes = representatives.setdefault(keys[n], [])
-      expected[n] = any(np.mean(earlier == minhash[n]) >= 0.8 for earlier in earlier_minhashes)
+      expected[n] = is_similar(minhash[n], earlier_minhashes)
       if not expected[n] and len(earlier_minhashes) < max_representatives:
         earlier_minhashes.append(minhash[n])
     assert near.mark_similar(**key_entries, minhash=minhash).tolist() == expected
@@ -128,24 +155,27 @@ def test_entries_are_marked_as_by_a_loop_in_the_order_of_the_corpus(count, monke
 @pytest.mark.parametrize("steps", ["exact", "near", "spans", "exact,near", "c4,exact,near,spans"])
 def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch):
   texts = corpus()
+  step_names = steps.split(",")
+  is_cleaned = "c4" in step_names
   for part in range(4):
     rows = [{"text": text} for text in texts[part * 75 : part * 75 + 75]]
     json_lines.write(tmp_path / f"{part}.jsonl", rows)
   source = f"jsonl:{tmp_path}/*.jsonl"
   flags = ["--split=train", "--part_bytes=1", "--shard_tokens=20000", f"--clean={steps}"]
-  flags += ["--min_words=1"] * ("c4" in steps)
-  monkeypatch.setattr(processes, "_RANGE_BYTES", 10_000)  # for many ranges of keys
+  if is_cleaned:
+    flags.append("--min_words=1")
+  monkeypatch.setattr(processes, "_RANGE_BYTES", 10_000)  # so that there are many ranges of keys
   assert prepare(source, tmp_path / "here", *flags) == 0
   store = TokenStore.open(tmp_path / "here" / "train")
-  min_sentences = 3 if "c4" in steps else 1
-  expected_texts, skipped, removed = remove_duplicates(texts, steps.split(","), min_sentences)
+  min_sentences = 3 if is_cleaned else 1
+  expected_texts, skipped, removed = remove_duplicates(texts, step_names, min_sentences)
   assert texts_of(store) == expected_texts
   counts = store.manifest.source["counts"]
   assert store.manifest.skipped == skipped
   assert counts["removed_within_documents"] == removed
-  assert len(skipped) + len(removed) >= steps.count(",")
+  assert len(skipped) + len(removed) >= len(step_names) - 1  # the corpus has each kind
   assert store.manifest.num_shards > 6
-  if steps.count(",") < 3:
+  if not is_cleaned:
     return
   pytest.importorskip("apache_beam")
   beam = ["--engine=beam", "--runner=FnApiRunner"]
@@ -161,7 +191,7 @@ def test_minhash_estimates_the_similarity_of_shingles():
   assert abs(np.mean(a == b) - 1 / 3) < 0.13  # 3 standard deviations of 128 draws
 
 
-def test_the_first_of_repeated_spans_of_three_sentences_stays():
+def test_the_first_of_repeated_spans_is_kept():
   common = "One common thing was said. Then came another. And so it ended."
   texts = [
     f"First of all this. {common}",
