@@ -47,81 +47,96 @@ def build_model(depth=0, **changes):
   return jax.jit(make)(jax.random.key(0))
 
 
-def batch(rows=4, length=9):
-  tokens = np.random.default_rng(0).integers(2, 64, (rows, length + 1)).astype(np.int32)
-  weights = np.ones((rows, length), np.float32)
+def make_batch(num_rows=4, length=9):
+  """Return random rows whose last two tokens have weight 0."""
+  tokens = np.random.default_rng(0).integers(2, 64, (num_rows, length + 1)).astype(np.int32)
+  weights = np.ones((num_rows, length), np.float32)
   weights[:, -2:] = 0.0
-  named = dict(input_tokens=tokens[:, :-1], target_tokens=tokens[:, 1:], loss_weights=weights)
-  return {f"decoder_{name}": x for name, x in named.items()}
+  return {
+    "decoder_input_tokens": tokens[:, :-1],
+    "decoder_target_tokens": tokens[:, 1:],
+    "decoder_loss_weights": weights,
+  }
 
 
 def test_the_cache_holds_the_latent_and_one_key():
   model = build_model()
-  cache = jax.eval_shape(lambda: model.start_decoding(batch(), 9)).cache
+  cache = jax.eval_shape(lambda: model.start_decoding(make_batch(), 9)).cache
   shapes = {x.shape for x in jax.tree.leaves(cache)}
   assert shapes == {(1, 4, 9, 6 + 2), (2, 4, 9, 6 + 2)}  # layers, rows, slots, rank + rope
 
 
-def take_step(rules=None, parts=1):
-  """Return the parameters before and after a step of plain descent, and its metrics."""
+def take_step(rules, accumulation_steps):
+  """Return the parameters before and after a step with clipped gradients, and its metrics."""
   model = build_model()
   schedule = SCHEDULES["constant"](learning_rate=0.0)
-  named = params.named_params(model)
-  clipped = optax.with_extra_args_support(optax.clip_by_global_norm(1.0))
-  optimizer = with_sign_steps(clipped, {n: p.step for n, p in named.items() if hasattr(p, "step")})
-  rules = rules or Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
+  named_params = params.named_params(model)
+  sign_steps = {name: p.step for name, p in named_params.items() if hasattr(p, "step")}
+  clipping = optax.with_extra_args_support(optax.clip_by_global_norm(1.0))
+  optimizer = with_sign_steps(clipping, sign_steps)
   step = make_step(
-    model, decoder.Objective(), optimizer, schedule, rules, seed=0, accumulation_steps=parts
+    model,
+    decoder.Objective(),
+    optimizer,
+    schedule,
+    rules,
+    seed=0,
+    accumulation_steps=accumulation_steps,
   )
   arrays = params.arrays(model)
   if rules.mesh.size > 1:
-    arrays = jax.device_put(arrays, rules.param_shardings(named))
+    arrays = jax.device_put(arrays, rules.param_shardings(named_params))
   before = jax.tree.map(np.asarray, arrays)
-  state, metrics = jax.jit(step)(TrainState(jnp.int32(0), arrays, optimizer.init(arrays)), batch())
-  return before, state.params, metrics
+  state = TrainState(jnp.int32(0), arrays, optimizer.init(arrays))
+  new_state, metrics = jax.jit(step)(state, make_batch())
+  return before, new_state.params, metrics
 
 
-def loads():
-  """Count the choices of each expert of the two layers with experts."""
+def count_expert_loads():
+  """Return how many tokens each expert gets, [2, 8], in the two layers with experts."""
   model = params.with_arrays(build_model(), params.arrays(build_model()))
-  counted = []
-  original = Moe.__call__
+  loads = []
+  original_call = Moe.__call__
 
-  def spy(self, x_BTD, context, cache, key):
+  def counting_call(self, x_BTD, context, cache, key):
     routing = self.router(x_BTD, None)
-    counted.append(np.bincount(np.asarray(routing.experts_BTk).ravel(), minlength=8))
-    return original(self, x_BTD, context, cache, key)
+    loads.append(np.bincount(np.asarray(routing.experts_BTk).ravel(), minlength=8))
+    return original_call(self, x_BTD, context, cache, key)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(Moe, "__call__", spy)
+    patch.setattr(Moe, "__call__", counting_call)
     model.decoder.rest.layers = "loop"
-    model.outputs(batch())
-  return np.stack(counted)
+    model.outputs(make_batch())
+  return np.stack(loads)
 
 
-@pytest.mark.parametrize("way", more.beyond(1, ["accumulated", "whole", "sharded"]))
-def test_a_step_moves_biases_against_the_load(way):
-  """Each moves by its step, by the load of the global batch, however it is cut."""
-  rules = Rules.make(make_mesh({"data": 2, "expert": 2, "fsdp": 2})) if way == "sharded" else None
-  before, after, metrics = take_step(rules, parts=2 if way == "accumulated" else 1)
-  loads_after = loads()
-  assert loads_after.sum() == 2 * 4 * 9 * 2
-  assert len(np.unique(loads_after)) > 3
-  np.testing.assert_array_equal(
-    after[BALANCE], -0.125 * np.sign(loads_after - loads_after.mean(1, keepdims=True))
-  )
+@pytest.mark.parametrize("division", more.beyond(1, ["accumulated", "whole", "sharded"]))
+def test_a_step_moves_biases_against_the_load(division):
+  """A bias moves by its step against the load in the global batch, however that is divided."""
+  if division == "sharded":
+    mesh = make_mesh({"data": 2, "expert": 2, "fsdp": 2})
+  else:
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+  accumulation_steps = 2 if division == "accumulated" else 1
+  before, after, metrics = take_step(Rules.make(mesh), accumulation_steps)
+  loads = count_expert_loads()
+  assert loads.sum() == 2 * 4 * 9 * 2  # layers, rows, tokens, experts of a token
+  assert len(np.unique(loads)) > 3
+  excess = loads - loads.mean(1, keepdims=True)
+  np.testing.assert_array_equal(after[BALANCE], -0.125 * np.sign(excess))
   assert not before[BALANCE].any()
   assert float(metrics["gradient_norm"]) < 100
 
 
 def test_biases_balance_a_skewed_layer():
-  """Tokens that prefer two experts of eight end up on all, without a loss that asks for it."""
+  """Tokens that prefer two of eight experts spread over all of them, without an auxiliary loss."""
   experts = dataclasses.replace(ROUTING, groups=1, top_groups=1, bias_rate=0.01, shared=0)
   layer = Moe(16, 12, nnx.Rngs(params=0), experts, activation=jax.nn.silu, gated=True)
   x = jax.random.normal(jax.random.key(0), (8, 16, 16)) + 1.0
   context = Context(Mask(positions(16), positions(16)))
-  start = params.arrays(layer)
-  start["router/kernel"] = start["router/kernel"].at[:, :2].add(0.1)
+  initial_arrays = params.arrays(layer)
+  skewed_kernel = initial_arrays["router/kernel"].at[:, :2].add(0.1)
+  initial_arrays["router/kernel"] = skewed_kernel
 
   def loss(arrays):
     y, aux, _ = params.with_arrays(layer, arrays)(x, context, None, None)
@@ -132,7 +147,8 @@ def test_biases_balance_a_skewed_layer():
     balance = arrays["router/balance"] - 0.01 * jnp.sign(gradients["router/balance"])
     return arrays | {"router/balance": balance}, violation
 
-  _, violations = jax.jit(lambda a: jax.lax.scan(step, a, length=100))(start)
+  run_steps = jax.jit(lambda arrays: jax.lax.scan(step, arrays, length=100))
+  _, violations = run_steps(initial_arrays)
   assert violations[0] > 2.0
   assert violations[-10:].mean() < 0.2
 
@@ -145,56 +161,63 @@ def test_a_token_chooses_experts_of_its_best_groups():
   routing = router.choose(logits)
   for position in np.ndindex(2, 5):
     scores = 1 / (1 + np.exp(-np.asarray(logits[position])))
-    biased = (scores + np.linspace(-0.2, 0.2, 8)).reshape(4, 2)
-    groups = np.argsort(-biased.sum(1))[:2]
-    allowed = sorted(
-      (e for g in groups for e in (2 * g, 2 * g + 1)), key=lambda e: -biased.ravel()[e]
-    )[:2]
-    assert list(routing.experts_BTk[position]) == allowed
-    np.testing.assert_allclose(
-      routing.gates_BTk[position], 2.5 * scores[allowed] / scores[allowed].sum(), rtol=1e-5
-    )
+    biased_scores = scores + np.linspace(-0.2, 0.2, 8)
+    group_scores = biased_scores.reshape(4, 2).sum(1)
+    candidates = []
+    for group in np.argsort(-group_scores)[:2]:
+      candidates += [2 * group, 2 * group + 1]
+    chosen = sorted(candidates, key=lambda expert: -biased_scores[expert])[:2]
+    assert list(routing.experts_BTk[position]) == chosen
+    expected_gates = 2.5 * scores[chosen] / scores[chosen].sum()
+    np.testing.assert_allclose(routing.gates_BTk[position], expected_gates, rtol=1e-5)
 
 
 def test_the_second_block_predicts_the_token_after_the_next():
-  """Targets lie two ahead; the block sees the next token only; table and head are shared."""
+  """Its targets lie two ahead; it sees the next token too; it shares the embedding and the head."""
   model = build_model(depth=1)
-  data = batch()
-  assert not [
-    n for n in params.named_params(model) if n.startswith("mtp") and ("table" in n or "head" in n)
-  ]
-  loss, sums = jax.jit(lambda m, b: Objective(next_weight=0.3)(m, b))(model, data)
-  run = jax.jit(lambda m, b: m(b)["next_logits"])
-  logits = np.asarray(jax.nn.log_softmax(run(model, data)))
-  targets = data["decoder_target_tokens"][:, 1:]
-  weights = data["decoder_loss_weights"][:, 1:]
-  expected = -np.sum(np.take_along_axis(logits[:, :-1], targets[..., None], -1)[..., 0] * weights)
-  np.testing.assert_allclose(sums["next_loss"], expected, rtol=1e-5)
+  batch = make_batch()
+  block_params = [name for name in params.named_params(model) if name.startswith("mtp")]
+  assert not any("table" in name or "head" in name for name in block_params)
+  objective = Objective(next_weight=0.3)
+  loss, sums = jax.jit(lambda model, batch: objective(model, batch))(model, batch)
+  next_logits = jax.jit(lambda model, batch: model(batch)["next_logits"])
+  log_p = np.asarray(jax.nn.log_softmax(next_logits(model, batch)))
+  targets = batch["decoder_target_tokens"][:, 1:]
+  weights = batch["decoder_loss_weights"][:, 1:]
+  target_log_p = np.take_along_axis(log_p[:, :-1], targets[..., None], -1)[..., 0]
+  expected_next_loss = -np.sum(target_log_p * weights)
+  np.testing.assert_allclose(sums["next_loss"], expected_next_loss, rtol=1e-5)
   assert float(sums["next_weights"]) == weights.sum()
-  np.testing.assert_allclose(
-    loss, sums["loss"] + 0.3 * expected + sums["moe_balance_loss"], rtol=1e-5
-  )
-  nudged = data | {"decoder_input_tokens": data["decoder_input_tokens"].copy()}
-  nudged["decoder_input_tokens"][:, 5] = 63
-  changed = np.abs(run(model, nudged) - run(model, data)).max((0, 2)) > 1e-6
-  assert list(changed) == [False] * 4 + [True] * 5
+  expected_loss = sums["loss"] + 0.3 * expected_next_loss + sums["moe_balance_loss"]
+  np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+  nudged_tokens = batch["decoder_input_tokens"].copy()
+  nudged_tokens[:, 5] = 63
+  nudged_batch = batch | {"decoder_input_tokens": nudged_tokens}
+  difference = np.abs(next_logits(model, nudged_batch) - next_logits(model, batch))
+  is_changed = difference.max((0, 2)) > 1e-6
+  assert list(is_changed) == [False] * 4 + [True] * 5
   with pytest.raises(UserError, match="config.model.mtp_depth=1"):
     Objective.check(build_model(), {})
 
 
 def test_packed_rows_predict_within_their_sequence():
   model = build_model(depth=1)
-  data = batch(rows=1)
+  batch = make_batch(num_rows=1)
+  batch["decoder_loss_weights"] = np.ones((1, 9), np.float32)
   segments = np.array([[1] * 4 + [2] * 5], np.int32)
   positions = np.concatenate([np.arange(4), np.arange(5)])[None].astype(np.int32)
-  packed = data | {"decoder_segment_ids": segments, "decoder_positions": positions}
-  packed["decoder_loss_weights"] = np.ones((1, 9), np.float32)
-  run = jax.jit(lambda m, b: Objective()(m, b)[1])
-  sums = run(model, packed)
+  packed_batch = batch | {"decoder_segment_ids": segments, "decoder_positions": positions}
+
+  @jax.jit
+  def compute_sums(model, batch):
+    _, sums = Objective()(model, batch)
+    return sums
+
+  sums = compute_sums(model, packed_batch)
   separate_loss = 0.0
   for part in (slice(0, 4), slice(4, 9)):
-    alone = run(model, {n: x[:, part] for n, x in packed.items() if n in data})
-    separate_loss += alone["next_loss"]
+    sequence = {name: x[:, part] for name, x in batch.items()}
+    separate_loss += compute_sums(model, sequence)["next_loss"]
   np.testing.assert_allclose(sums["next_loss"], separate_loss, rtol=1e-5)
   assert float(sums["next_weights"]) == 3 + 4
 

@@ -1,4 +1,4 @@
-"""XLNet's query stream sees only earlier predictions, in packed rows and at fewer positions too."""
+"""XLNet predicts from the tokens that come earlier in its order, in packed rows too."""
 
 import jax
 import jax.numpy as jnp
@@ -24,67 +24,72 @@ def model():
 
 
 def test_a_prediction_depends_on_given_tokens_and_on_those_predicted_before_it(model):
-  """Gradients are zero for itself and for tokens predicted later."""
+  """Gradients of the query stream are zero for the token itself and for tokens predicted later."""
   first_row = {name: x[:1] for name, x in BATCH.items()}
 
   @jax.jit
-  def reach(model):
-    def states(nudge_SD):
-      nudged = jax.tree.map(lambda x: x, model)
-      nudged.embed = Nudged(model.embed, nudge_SD)
-      x_BTD, _, _ = nudged.encode(first_row)
-      return x_BTD[0] @ jnp.arange(16.0)  # a norm has made their sum constant
+  def largest_gradients(model):
+    def compute_states(nudge_SD):
+      nudged_model = jax.tree.map(lambda x: x, model)  # a copy
+      nudged_model.embed = Nudged(model.embed, nudge_SD)
+      x_BTD, _, _ = nudged_model.encode(first_row)
+      # weights that differ, since the last norm makes the plain sum of a state constant
+      return x_BTD[0] @ jnp.arange(16.0)
 
-    return jnp.abs(jax.jacrev(states)(jnp.zeros((7, 16)))).max(-1)  # [T, S]
+    gradient_TSD = jax.jacrev(compute_states)(jnp.zeros((7, 16)))
+    return jnp.abs(gradient_TSD).max(-1)
 
-  content, query = np.split(np.asarray(reach(model)) > 0, 2)
+  # the states of the content stream precede those of the query stream
+  content_depends_TS, query_depends_TS = np.split(np.asarray(largest_gradients(model)) > 0, 2)
   order = ORDER[0]
-  visible = order[None] < order[:, None]
-  assert (query == visible)[order > 0].all()
-  assert (content == (order[None] <= order[:, None])).all()
+  is_earlier_TS = order[None] < order[:, None]
+  is_earlier_or_same_TS = order[None] <= order[:, None]
+  assert (query_depends_TS == is_earlier_TS)[order > 0].all()
+  assert (content_depends_TS == is_earlier_or_same_TS).all()
 
 
 def test_fewer_positions_packing_and_padding_change_no_logits(model):
-  """All logits, those at masked places alone, and those of two sequences in one row with garbage
-  behind them."""
+  """Masked positions alone, and two sequences packed with padding, give the logits of full rows."""
   positions = np.array([[3, 4, 1, 6], [2, 5, 0, 0]], np.int32)
   packed = {name: np.concatenate([x[0], x[1], x[0, :2]])[None] for name, x in BATCH.items()}
   packed["encoder_segment_ids"] = np.repeat([1, 2, 0], (7, 7, 2)).astype(np.int32)[None]
-  packed["encoder_positions"] = np.concatenate([np.arange(n) for n in (7, 7, 2)]).astype(np.int32)[
-    None
-  ]
+  packed_positions = np.concatenate([np.arange(7), np.arange(7), np.arange(2)])
+  packed["encoder_positions"] = packed_positions.astype(np.int32)[None]
   run = jax.jit(lambda model, batch: model(batch)["permutation_logits"])
-  everywhere = run(model, BATCH)
-  selected = run(model, BATCH | {"encoder_masked_positions": positions})
-  together = np.asarray(run(model, packed)[0])
-  for row, predicted in ((0, positions[0]), (1, positions[1][:2])):
-    expected = np.asarray(everywhere[row])[predicted]
-    np.testing.assert_allclose(np.asarray(selected[row])[: len(predicted)], expected, atol=1e-5)
-    np.testing.assert_allclose(together[7 * row + predicted], expected, atol=1e-5)
-  filled = model.generate(BATCH | {"encoder_masked_positions": positions})["logits"].dense()
-  # from fewer tokens
-  assert filled.shape == (2, 4, 64)
-  assert not np.allclose(filled[0, 2], selected[0, 2])
+  full_logits = np.asarray(run(model, BATCH))
+  masked_logits = np.asarray(run(model, BATCH | {"encoder_masked_positions": positions}))
+  packed_logits = np.asarray(run(model, packed)[0])
+  # the second row has two masked positions, then padding
+  for row, masked in ((0, positions[0]), (1, positions[1][:2])):
+    expected = full_logits[row, masked]
+    np.testing.assert_allclose(masked_logits[row, : len(masked)], expected, atol=1e-5)
+    np.testing.assert_allclose(packed_logits[7 * row + masked], expected, atol=1e-5)
+  # `generate` predicts every masked position from the unmasked tokens alone
+  filled_logits = model.generate(BATCH | {"encoder_masked_positions": positions})["logits"].dense()
+  assert filled_logits.shape == (2, 4, 64)
+  assert not np.allclose(filled_logits[0, 2], masked_logits[0, 2])
 
 
 def test_states_equal_those_of_rows_that_end_with_cls(model):
-  """<cls> begins a row here, and ends it in a segment of its own there."""
+  """Published rows end with <cls>, in a segment of its own; ours begin with it."""
   our_batch = {name: BATCH[f"encoder_{name}"] for name in ("input_tokens", "token_types")}
-  rotated_batch = {name: np.roll(x, -1, axis=1) for name, x in our_batch.items()}
-  rotated_batch["token_types"][:, -1] = 2
-  padded = {
-    name: np.pad(x, ((0, 0), (0, 2)), constant_values=VARIANT.tokens.pad)
-    for name, x in our_batch.items()
-  }
-  run = jax.jit(
-    lambda model, batch: model.encode({f"encoder_{name}": x for name, x in batch.items()})[0]
-  )
-  expected = np.roll(run(model, rotated_batch), 1, axis=1)
-  for batch in (our_batch, padded):
-    np.testing.assert_allclose(run(model, batch)[:, :7], expected, atol=1e-5)
+  published_batch = {name: np.roll(x, -1, axis=1) for name, x in our_batch.items()}
+  published_batch["token_types"][:, -1] = 2
+  padded_batch = {}
+  for name, x in our_batch.items():
+    padded_batch[name] = np.pad(x, ((0, 0), (0, 2)), constant_values=VARIANT.tokens.pad)
+
+  @jax.jit
+  def encode(model, batch):
+    states, _, _ = model.encode({f"encoder_{name}": x for name, x in batch.items()})
+    return states
+
+  expected = np.roll(encode(model, published_batch), 1, axis=1)
+  for batch in (our_batch, padded_batch):
+    np.testing.assert_allclose(encode(model, batch)[:, :7], expected, atol=1e-5)
 
 
-def test_designs_without_its_attention_are_refused():
+def test_a_design_with_other_attention_is_refused():
   for change in ({"position": "rope"}, {"core": "auto"}, {"qk_norm": True}):
     with pytest.raises(
       UserError, match="config.model.design: found .*XLNet's attention has its own positions"

@@ -1,4 +1,4 @@
-"""Decoder-only tasks make the inputs, targets, weights and segments of a plain loop."""
+"""Check the features of decoder-only tasks against plain loops over the documents."""
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 LENGTH = 24
 EXAMPLES = 40
+DOCUMENT_LENGTHS = [1, 9, 40, 3]  # repeated to the end of the corpus
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def root(folder):
-  corpora.write(folder / "train", LENGTH * EXAMPLES + 5, [1, 9, 40, 3])
+  corpora.write(folder / "train", LENGTH * EXAMPLES + 5, DOCUMENT_LENGTHS)
   return str(folder)
 
 
@@ -32,9 +33,9 @@ def build(root, name, **arguments):
   return task.build(name, "train", store=root, **defaults | arguments)
 
 
-def read_batch(built, rows=None):
-  """Return the first rows of a task by their numbers, over as many epochs as needed."""
-  row = tf.range(rows or built.num_examples, dtype=tf.int64)
+def read_batch(built, num_rows=None):
+  """Return the first rows of a task, by default one epoch; more rows continue in later epochs."""
+  row = tf.range(num_rows or built.num_examples, dtype=tf.int64)
   features = built.batch(row % built.num_examples, row // built.num_examples, 0)
   return {name: value.numpy() for name, value in features.items()}
 
@@ -56,9 +57,9 @@ def test_the_end_of_a_document_is_a_target(tmp_path, document_mask):
   lengths = corpora.write(tmp_path / "train", LENGTH * EXAMPLES, [30, 9, 40, 3], append_eos=True)
   stream = []
   end = 0
-  for size in lengths:
-    stream += [*range(end + corpora.FIRST, end + corpora.FIRST + size), 1]
-    end += size
+  for length in lengths:
+    stream += [*range(end + corpora.FIRST, end + corpora.FIRST + length), 1]
+    end += length
   built = task.build(
     "causal_lm", "train", store=str(tmp_path), length=LENGTH, document_mask=document_mask
   )
@@ -77,8 +78,9 @@ def test_the_end_of_a_document_is_a_target(tmp_path, document_mask):
     )
 
 
-DECODERS = [("causal_lm", {"length": 32}), ("prefix_lm", {"length": 32})]
-JOINED = [
+# Tasks on documents that end with EOS, and tasks on documents that end with nothing.
+EOS_TASKS = [("causal_lm", {"length": 32}), ("prefix_lm", {"length": 32})]
+PLAIN_TASKS = [
   ("prefix_lm", {"length": 32, "architecture": "encoder_decoder"}),
   ("span_corruption", {"inputs_length": 32}),
   ("denoising", {"inputs_length": 32, "style": "drop_tokens"}),
@@ -87,30 +89,33 @@ JOINED = [
 
 
 @pytest.mark.parametrize(
-  "append_eos, refused, accepted", [(False, DECODERS, JOINED), (True, JOINED, DECODERS)]
+  "store_end, task_end, refused_tasks, accepted_tasks",
+  [("nothing", "eos", EOS_TASKS, PLAIN_TASKS), ("eos", "nothing", PLAIN_TASKS, EOS_TASKS)],
 )
-def test_a_store_whose_documents_end_unlike_the_tasks_is_refused(
-  tmp_path, append_eos, refused, accepted
+def test_a_store_whose_documents_end_otherwise_than_the_task_expects_is_refused(
+  tmp_path, store_end, task_end, refused_tasks, accepted_tasks
 ):
-  corpora.write(tmp_path / "train", 960, [30], append_eos=append_eos)
-  ends = ("eos", "nothing") if append_eos else ("nothing", "eos")
-  for name, arguments in refused:
+  """The argument `documents_end` overrides the task, and does not change its fingerprint."""
+  corpora.write(tmp_path / "train", 960, [30], append_eos=store_end == "eos")
+  for name, arguments in refused_tasks:
     with refuses(
-      f"{tmp_path}/train: found {ends[0]} at the end of documents, expected {ends[1]}",
+      f"{tmp_path}/train: found {store_end} at the end of documents, expected {task_end}",
       "--append_eos",
-      f"task.documents_end={ends[0]}",
+      f"task.documents_end={store_end}",
     ):
       task.build(name, "train", store=str(tmp_path), **arguments)
     fingerprints = set()
-    for end in (ends[0], "any"):
-      built = task.build(name, "train", store=str(tmp_path), documents_end=end, **arguments)
+    for documents_end in (store_end, "any"):
+      built = task.build(
+        name, "train", store=str(tmp_path), documents_end=documents_end, **arguments
+      )
       fingerprints.add(built.fingerprint)
     assert len(fingerprints) == 1
-  for name, arguments in accepted:
+  for name, arguments in accepted_tasks:
     task.build(name, "train", store=str(tmp_path), **arguments)
 
 
-def test_the_builtin_store_exists_with_and_without_ends_of_documents():
+def test_the_builtin_store_has_eos_if_the_task_expects_it():
   def build_builtin(documents_end):
     return task.build(
       "causal_lm", "train", store="builtin", length=512, documents_end=documents_end
@@ -125,13 +130,13 @@ def test_the_builtin_store_exists_with_and_without_ends_of_documents():
 
 def test_a_document_mask_separates_documents(root):
   batch = read_batch(build(root, "causal_lm", document_mask=True))
-  documents = np.resize(np.repeat(np.arange(4), [1, 9, 40, 3]), LENGTH * EXAMPLES)
-  for row, numbers in enumerate(documents.reshape(EXAMPLES, LENGTH)):
+  documents = np.resize(np.repeat(np.arange(4), DOCUMENT_LENGTHS), LENGTH * EXAMPLES)
+  for row, row_documents in enumerate(documents.reshape(EXAMPLES, LENGTH)):
     inputs = []
     segments = []
     positions = []
-    for i, document in enumerate(numbers):
-      if i == 0 or document != numbers[i - 1]:
+    for i, document in enumerate(row_documents):
+      if i == 0 or document != row_documents[i - 1]:
         segment = segments[-1] + 1 if segments else 1
         position = 0
         token = 1
@@ -159,9 +164,9 @@ def test_the_start_id_is_bos_or_else_eos():
   assert start_id(vocabulary) == 17
 
 
-def test_the_cut_is_uniform_in_both_forms(root):
-  n = 4_000
-  decoder = read_batch(build(root, "prefix_lm"), n)
+def test_the_cut_is_uniform_in_both_architectures(root):
+  num_rows = 4_000
+  decoder = read_batch(build(root, "prefix_lm"), num_rows)
   prefix = (decoder["decoder_loss_weights"] == 0).sum(axis=1)
   position = np.arange(LENGTH)
   np.testing.assert_array_equal(decoder["decoder_loss_weights"], position >= prefix[:, None])
@@ -169,10 +174,13 @@ def test_the_cut_is_uniform_in_both_forms(root):
   np.testing.assert_array_equal(
     decoder["decoder_input_tokens"][:, 1:], decoder["decoder_target_tokens"][:, :-1]
   )
-  pairs = read_batch(build(root, "prefix_lm", architecture="encoder_decoder", length=LENGTH + 1), n)
+  pairs = read_batch(
+    build(root, "prefix_lm", architecture="encoder_decoder", length=LENGTH + 1), num_rows
+  )
   input_lengths = (pairs["encoder_input_tokens"] > 1).sum(axis=1)
-  np.testing.assert_array_equal(input_lengths, prefix)  # windows and draws are the same
-  for row in range(0, n, 50):
+  # both architectures have the same windows and the same random cuts
+  np.testing.assert_array_equal(input_lengths, prefix)
+  for row in range(0, num_rows, 50):
     window = decoder["decoder_target_tokens"][row].tolist()
     cut = prefix[row]
     assert pairs["encoder_input_tokens"][row].tolist() == window[:cut] + [1] + [0] * (LENGTH - cut)

@@ -1,4 +1,4 @@
-"""Tasks to fine-tune encoders make the rows and labels of their texts, with scipy's losses."""
+"""Check the rows and labels of fine-tuning tasks for encoders, and their losses against scipy."""
 
 import json
 from dataclasses import replace
@@ -27,11 +27,12 @@ SEP = BYTES.size - 3
 CONTEXT = "Ada Lovelace, born in 1815, wrote the first program."
 
 
-def build(name, tmp_path, contents, form="tsv", split="train", **arguments):
+def build(name, tmp_path, contents, file_format="tsv", split="train", **arguments):
+  """Return a task on a file with the given contents."""
   path = tmp_path / "data.txt"
   path.write_text(contents)
   return task.build(
-    name, split, source=f"{form}:{split}={path}", cache=str(tmp_path / "cache"), **arguments
+    name, split, source=f"{file_format}:{split}={path}", cache=str(tmp_path / "cache"), **arguments
   )
 
 
@@ -44,8 +45,9 @@ def read_rows(built, batch_size=2):
   return rows
 
 
-def model(head):
-  size = Variant(
+def build_model(head):
+  """Return a tiny BERT with random parameters and the given head."""
+  variant = Variant(
     Dims(16, 4, 4, 4, 32, 2),
     replace(bert.DESIGN, position={"name": "learned", "length": 128}),
     BYTES.size,
@@ -53,24 +55,24 @@ def model(head):
   )
 
   @jax.jit
-  def make(key):
-    return bert.Model(nnx.Rngs(params=key), variant=size, head=head, layers="loop")
+  def init(key):
+    return bert.Model(nnx.Rngs(params=key), variant=variant, head=head, layers="loop")
 
-  return tiny.add_noise(make(jax.random.key(0)))
+  return tiny.add_noise(init(jax.random.key(0)))
 
 
 def evaluate(objective, head, built):
-  """Evaluate a random model in batches of which the last is not full.
+  """Evaluate a random model in batches of two, so that the last one may not be full.
 
   Returns: (the sums over all batches, a list of (batch, outputs)).
   """
-  network = model(head)
+  model = build_model(head)
   totals = {}
   batches_and_outputs = []
-  run = jax.jit(lambda m, b: (objective(m, b)[1], m(b)))
+  run = jax.jit(lambda model, batch: (objective(model, batch)[1], model(batch)))
   for batch in loader.eval_batches(built, batch_size=2):
     batch = {name: jnp.asarray(x) for name, x in batch.items() if name != "example_index"}
-    sums, outputs = jax.device_get(run(network, batch))
+    sums, outputs = jax.device_get(run(model, batch))
     totals = {name: totals.get(name, 0.0) + float(x) for name, x in sums.items()}
     batches_and_outputs.append((batch, outputs))
   return totals, batches_and_outputs
@@ -142,10 +144,10 @@ def test_the_loss_of_a_regression_is_the_squared_error(tmp_path):
   assert sums["weights"] == 3
 
 
-TAG_COLUMN = {"form": "conll", "tags_field": "1", "tags": ["O", "B"]}
+TAG_COLUMN = {"file_format": "conll", "tags_field": "1", "tags": ["O", "B"]}
 
 
-def test_a_word_that_the_vocabulary_drops_has_its_tag_too(tmp_path):
+def test_a_word_without_tokens_becomes_unk_and_keeps_its_tag(tmp_path):
   directory = str(published.write(tmp_path / "bert", "bert"))
   text = "the B\n\u200b O\nfox B\n"
   built = build("tagging", tmp_path, text, length=8, vocabulary=directory, **TAG_COLUMN)
@@ -157,7 +159,7 @@ def test_a_word_that_the_vocabulary_drops_has_its_tag_too(tmp_path):
   assert rows["encoder_target_tokens"][0][is_target].tolist() == [1, 0, 1]
 
 
-def test_the_first_token_of_a_word_has_its_tag(tmp_path):
+def test_the_tag_of_a_word_is_at_its_first_token(tmp_path):
   text = "Ada B\nwrote O\n\nIn O\nParis B\n\nwith O\nBob B\n"
   built = build("tagging", tmp_path, text, length=12, **TAG_COLUMN)
   rows = read_rows(built)
@@ -176,7 +178,7 @@ def test_the_first_token_of_a_word_has_its_tag(tmp_path):
 
 
 def squad(*answers):
-  """Return SQuAD's JSON of a question for each (text, start); an empty text is no answer."""
+  """Return SQuAD's JSON with one question for each answer (text, start); "" is no answer."""
   questions = []
   for i, (text, start) in enumerate(answers):
     gold = [{"text": text, "answer_start": start}] if text else []
@@ -188,7 +190,7 @@ def squad(*answers):
 def test_answers_are_labelled_in_their_windows(tmp_path):
   answers = [(text, CONTEXT.index(text)) for text in ("Ada Lovelace", "1815", "program")]
   contents = squad(*answers, ("", 0))
-  built = build("span_qa", tmp_path, contents, form="squad", length=40, stride=10)
+  built = build("span_qa", tmp_path, contents, file_format="squad", length=40, stride=10)
   rows = read_rows(built)
   labelled = set()
   for tokens, types, start, end in zip(
@@ -212,11 +214,12 @@ def test_answers_are_labelled_in_their_windows(tmp_path):
   sums, batches_and_outputs = evaluate(span_qa.Objective(), "spans", built)
   expected = 0.0
   for batch, outputs in batches_and_outputs:
-    hidden = np.asarray(batch["encoder_input_tokens"]) == 0
+    is_padding = np.asarray(batch["encoder_input_tokens"]) == 0
     for end in ("start", "end"):
-      logits = np.where(hidden, -1e9, outputs[f"{end}_logits"])
+      logits = np.where(is_padding, -1e9, outputs[f"{end}_logits"])
       log_p = special.log_softmax(logits, axis=1)
-      target_log_p = np.take_along_axis(log_p, np.asarray(batch[f"span_{end}"])[:, None], 1)[:, 0]
+      targets = np.asarray(batch[f"span_{end}"])[:, None]
+      target_log_p = np.take_along_axis(log_p, targets, axis=1)[:, 0]
       expected -= 0.5 * (target_log_p * batch["example_weights"]).sum()
   assert abs(sums["loss"] / expected - 1) < 1e-4
   assert sums["weights"] == built.num_examples
@@ -224,9 +227,9 @@ def test_answers_are_labelled_in_their_windows(tmp_path):
 
 @pytest.fixture
 def roberta(tmp_path):
-  """Return the directory of a RoBERTa vocabulary and its tokenizer, which joins pairs itself."""
+  """Return a RoBERTa vocabulary's (directory, tokenizer); the tokenizer joins pairs of texts."""
   directory = published.write(tmp_path / "roberta", "roberta")
-  # the older files of a vocabulary do not tell how pairs are joined
+  # the older file format does not say how pairs are joined, so the family's default holds
   assert vocabularies.load(str(directory)).count_pair_separators() == 2
   tokenizer = published.byte_level(published.BART)
   tokenizer.post_processor = processors.RobertaProcessing(
@@ -236,8 +239,8 @@ def roberta(tmp_path):
   return directory, tokenizer
 
 
-def test_rows_of_pairs_are_as_the_published_tokenizer_joins_them(roberta, tmp_path):
-  """RoBERTa's pairs have two separators."""
+def test_pairs_are_joined_as_by_the_published_tokenizer(roberta, tmp_path):
+  """RoBERTa has two separators between the texts of a pair."""
   directory, tokenizer = roberta
   options = {"vocabulary": str(directory), "length": 24}
   built = build("classification", tmp_path, PAIRS, **PAIR_FIELDS, **options)
@@ -253,7 +256,7 @@ def test_questions_and_contexts_are_joined_with_the_published_separators(roberta
   directory, tokenizer = roberta
   answers = squad(("Ada", 0), ("1815", CONTEXT.index("1815")))
   options = {"vocabulary": str(directory), "length": 80, "stride": 40}
-  rows = read_rows(build("span_qa", tmp_path, answers, form="squad", **options))
+  rows = read_rows(build("span_qa", tmp_path, answers, file_format="squad", **options))
   labelled_texts = set()
   for row, start, end in zip(rows["encoder_input_tokens"], rows["span_start"], rows["span_end"]):
     if start:
@@ -264,7 +267,7 @@ def test_questions_and_contexts_are_joined_with_the_published_separators(roberta
 
 
 TEXT = {"text": "{a}"}
-TAGS = {"form": "jsonl", "tags": ["O"]}
+TAGS = {"file_format": "jsonl", "tags": ["O"]}
 
 
 @pytest.mark.parametrize(
@@ -312,4 +315,4 @@ def test_words_that_cannot_be_tagged_are_refused(tmp_path, contents, arguments, 
 )
 def test_questions_that_cannot_be_labelled_are_refused(tmp_path, contents, arguments, names):
   with refuses(*names):
-    build("span_qa", tmp_path, contents, form="squad", **arguments)
+    build("span_qa", tmp_path, contents, file_format="squad", **arguments)
