@@ -114,19 +114,19 @@ def compile_step(
     source = "the config"
   else:
     peak, source = peak_flops(device)
-  cores = ", ".join(
-    f"{log_name}: {name}".replace("_", " ") for log_name, name in describe_cores(used).items()
-  )
-  utilization = "no MFU"
+  from_cache = " (from the cache)" if compile_cache.hit_count() > hits else ""
+  process.log(f"step compiled in {time.perf_counter() - start:.1f} s{from_cache}")
+  process.log(f"  compute   {cost / 1e9:,.1f} model GFLOPs a step (causal attention halved)")
+  for log_name, core in describe_cores(used).items():
+    process.log(f"  core      {log_name.replace('_', ' ')}: {core.replace('_', ' ')}")
   if peak:
     noun = "device" if devices == 1 else "devices"
-    utilization = f"MFU against {peak * devices / 1e12:,.3f} TFLOP/s of {devices} {noun}"
-  cached = " (from the cache)" if compile_cache.hit_count() > hits else ""
-  option_text = "".join(f"; {name}={value}" for name, value in options.items())
-  process.log(
-    f"step compiled in {time.perf_counter() - start:.1f} s{cached}: {cost / 1e9:,.1f} model GFLOPs "
-    f"(causal attention halved); {cores}; {utilization} ({source}){option_text}"
-  )
+    total_peak = f"{peak * devices / 1e12:,.3f} TFLOP/s"
+    process.log(f"  peak      {total_peak} of {devices} {noun} ({source})")
+  else:
+    process.log(f"  peak      unknown, so there is no MFU ({source})")
+  for name, value in options.items():
+    process.log(f"  compiler  {name}={value}")
   if parts.rules.dropped:
     process.log(
       "activations not split, as their sizes do not divide: "

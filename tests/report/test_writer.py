@@ -264,9 +264,13 @@ def test_progress_lines_state_the_remaining_time(tmp_path, capfd, monkeypatch):
 
 def test_progress_is_a_bar_on_a_terminal_or_few_lines(tmp_path, capfd):
   write(tmp_path, range(1, 9), **{"train/tokens_per_second": 12345.6})
-  write(tmp_path, [8], resume_step=7, **{"eval/books/loss": 2.5})
+  write(tmp_path, [8], resume_step=7, **{"eval/books/loss": 2.5, "eval/books/accuracy": 0.5})
   lines = capfd.readouterr().err.splitlines()
-  assert lines == ["step 1/10  loss 1  tokens_per_second 12,346", "step 8/10  eval/books/loss 2.5"]
+  assert lines == [
+    "step 1/10  loss 1  tokens_per_second 12,346",
+    "step 8/10  eval books",
+    "    loss 2.5  accuracy 0.5",
+  ]
   main, terminal = pty.openpty()
   termios.tcsetwinsize(terminal, (24, 100))
   command = [sys.executable, "-c", ROGUE.format(repo=str(REPO)), str(tmp_path / "bar"), "0", "99"]

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import shutil
 import sys
 import time
 from typing import Any
@@ -35,8 +36,8 @@ class Tracker:
 class _Console:
   """Shows the metrics of a run and, without a bar, an estimate of the remaining time.
 
-  Every evaluation (metrics `eval/…`) has a line. On a terminal, training steps move the bar;
-  elsewhere, they have a line every ten seconds.
+  Every group of an evaluation (metrics `eval/…`) has lines of its own. On a terminal, training
+  steps move the bar; elsewhere, they have a line every ten seconds.
 
   Args:
     step: the step from which the run starts or resumes.
@@ -57,24 +58,54 @@ class _Console:
 
   def write(self, step: int, values: dict[str, float]) -> None:
     """Show the metrics of a step."""
-    evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
-    training = {name: values[name] for name in _TRAINING_METRICS if name in values}
-    cells = []
-    for name, value in (evaluation or training or values).items():
-      cells.append(f"{name.removeprefix('train/')} {_format_number(value)}")
-    text = "  ".join(cells)
+    evaluation = {
+      name.removeprefix("eval/"): value
+      for name, value in values.items()
+      if name.startswith("eval/")
+    }
     if self._bar is not None:
       self._bar.update(step - self._bar.n)
-      if evaluation:
-        self._bar.write(f"step {step}  {text}", file=sys.stderr)
-      elif "train/loss" in values:
+      if "train/loss" in values:
         self._bar.set_postfix_str(f"loss {_format_number(values['train/loss'])}", refresh=False)
-    elif evaluation or step >= self._total or self._is_line_due():
-      self._last_line_time = time.monotonic()
-      remaining = self._format_remaining_time(step)
-      print(f"step {step}/{self._total}  {text}{remaining}", file=sys.stderr, flush=True)
+    if evaluation:
+      self._print_evaluation(step, evaluation)
+    elif self._bar is None and (step >= self._total or self._is_line_due()):
+      self._print_training(step, values)
     if self._first_write is None:
       self._first_write = (step, time.monotonic())
+
+  def _print_training(self, step: int, values: dict[str, float]) -> None:
+    self._last_line_time = time.monotonic()
+    training = {name: values[name] for name in _TRAINING_METRICS if name in values}
+    cells = []
+    for name, value in (training or values).items():
+      cells.append(f"{name.removeprefix('train/')} {_format_number(value)}")
+    remaining = self._format_remaining_time(step)
+    print(f"step {step}/{self._total}  {'  '.join(cells)}{remaining}", file=sys.stderr, flush=True)
+
+  def _print_evaluation(self, step: int, values: dict[str, float]) -> None:
+    """Print the metrics of each group, such as `books/loss` of the group `books`, under its name.
+
+    On a terminal, they are folded to its width.
+    """
+    cells: dict[str, list[str]] = {}
+    for name, value in values.items():
+      group, _, metric = name.rpartition("/")
+      cells.setdefault(group, []).append(f"{metric} {_format_number(value)}")
+    columns = None
+    if self._bar is not None:
+      columns = shutil.get_terminal_size().columns
+    for group, group_cells in cells.items():
+      lines = [f"step {step}/{self._total}  eval {group}", *_fold(group_cells, columns)]
+      for line in lines:
+        self._print(line)
+
+  def _print(self, line: str) -> None:
+    """Print a line, above the bar if there is one."""
+    if self._bar is not None:
+      self._bar.write(line, file=sys.stderr)
+    else:
+      print(line, file=sys.stderr, flush=True)
 
   def _is_line_due(self) -> bool:
     return time.monotonic() - self._last_line_time >= _LINE_INTERVAL_SECONDS
@@ -95,6 +126,17 @@ class _Console:
   def close(self, outcome: str) -> None:
     if self._bar is not None:
       self._bar.close()
+
+
+def _fold(cells: list[str], columns: int | None) -> list[str]:
+  """Join cells into indented lines of at most so many columns; None is a single line."""
+  lines: list[str] = []
+  for cell in cells:
+    if lines and (columns is None or len(lines[-1]) + len(cell) + 2 <= columns):
+      lines[-1] += f"  {cell}"
+    else:
+      lines.append(f"    {cell}")
+  return lines
 
 
 def _format_number(value: float) -> str:
