@@ -187,6 +187,15 @@ def test_a_part_draws_as_it_would_alone(root):
       assert not actual[value.shape[1] :].any()
 
 
+def test_rows_by_index_are_those_of_training(three):
+  rows = tf.range(8, dtype=tf.int64)
+  expected = next(loader.train_batches(three, batch_size=8, seed=9, start_step=0))
+  slots = random.shuffle(rows, tf.zeros_like(rows), 9, three.num_examples)
+  batch = three.batch(slots, tf.zeros_like(rows), 9)
+  for name, value in batch.items():
+    np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
 def test_evaluation_is_one_period(three):
   batches = list(loader.eval_batches(three, batch_size=8))
   assert [(batch["example_index"] >= 0).sum() for batch in batches] == [8, 8, 4]
