@@ -154,15 +154,20 @@ def test_an_error_of_the_model_is_one_line(server, capsys):
 
 
 SCRIPT = """
-const elements = {}, requests = [];
-function element(id) {
-  return elements[id] ||= {
-    id, dataset: {}, value: "", textContent: "", children: [], listeners: {},
-    append(x) { this.children.push(x) }, replaceChildren() { this.children = [] }, scrollIntoView() {}, focus() {},
-    addEventListener(name, call) { this.listeners[name] = call },
+const elements = {}, requests = [], copies = [];
+function node() {
+  return {
+    dataset: {}, value: "", textContent: "", children: [], listeners: {},
+    append(x) { this.children.push(x); x.parent = this; }, replaceChildren() { this.children = []; },
+    remove() { this.parent.children = this.parent.children.filter(x => x !== this); },
+    scrollIntoView() {}, focus() {}, addEventListener(name, call) { this.listeners[name] = call; },
   };
 }
-global.document = {getElementById: element, createElement: () => ({scrollIntoView() {}}), title: ""};
+const element = id => elements[id] ||= node();
+global.document = {getElementById: element, createElement: node, title: ""};
+global.matchMedia = () => ({matches: false});
+const clipboard = {writeText: async text => { copies.push(text); }};
+Object.defineProperty(globalThis, "navigator", {value: {clipboard}, configurable: true});
 global.fetch = async (url, options) => {
   if (url == "/about") return {json: async () => ({name: "n", description: "t", temperature: 0.7, system: null})};
   requests.push(JSON.parse(options.body).messages);
@@ -179,8 +184,18 @@ global.fetch = async (url, options) => {
 PAGE
 const wait = milliseconds => new Promise(done => setTimeout(done, milliseconds));
 const submit = text => { element("text").value = text; element("form").listeners.submit({preventDefault() {}}); };
+const actions = () => element("turns").children.filter(turn => turn.className === "actions");
+const press = name => {
+  const buttons = actions().at(-1).children;
+  buttons.find(button => button.textContent === name).listeners.click();
+};
 (async () => {
   await wait(20);
+  STEPS
+  process.exit(0);
+})();
+"""
+RESET = """
   submit("first");
   await wait(30);
   element("reset").listeners.click();
@@ -189,22 +204,51 @@ const submit = text => { element("text").value = text; element("form").listeners
   submit("third");
   await wait(20);
   console.log(JSON.stringify(requests.map(messages => messages.map(message => message.role))));
-  process.exit(0);
-})();
 """
+COPY_AND_AGAIN = """
+  submit("first");
+  await wait(300);
+  submit("second");
+  await wait(300);
+  press("Copy");
+  press("Again");
+  await wait(300);
+  const shown = element("turns").children.filter(turn => /assistant/.test(turn.className));
+  console.log(JSON.stringify({
+    requests: requests.map(messages => messages.map(message => message.content.trim().slice(0, 6))),
+    shown: shown.length,
+    buttons: actions().map(action => action.children.map(button => button.textContent)),
+    copies: copies.map(text => text === "word ".repeat(20)),
+  }));
+"""
+
+
+def run_script(tmp_path, steps):
+  """Run the page's script in node with steps of a user, and return what they print."""
+  script = re.search(r"<script>(.*)</script>", web.PAGE.read_text(), re.DOTALL)[1]
+  (tmp_path / "page.js").write_text(SCRIPT.replace("PAGE", script).replace("STEPS", steps))
+  done = subprocess.run(["node", tmp_path / "page.js"], capture_output=True, text=True, timeout=60)
+  assert done.stderr == ""
+  return json.loads(done.stdout)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node")
 def test_reset_during_an_answer_begins_an_empty_conversation(tmp_path):
-  script = re.search(r"<script>(.*)</script>", web.PAGE.read_text(), re.DOTALL)[1]
-  (tmp_path / "page.js").write_text(SCRIPT.replace("PAGE", script))
-  done = subprocess.run(["node", tmp_path / "page.js"], capture_output=True, text=True, timeout=60)
-  assert done.stderr == ""
-  assert json.loads(done.stdout) == [
+  assert run_script(tmp_path, RESET) == [
     ["user"],
     ["user"],
     ["user", "assistant", "user"],
   ]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node")
+def test_an_answer_can_be_copied_and_the_last_one_replaced(tmp_path):
+  results = run_script(tmp_path, COPY_AND_AGAIN)
+  second = ["first", "word w", "second"]
+  assert results["requests"] == [["first"], second, second]
+  assert results["shown"] == 2
+  assert results["buttons"] == [["Copy"], ["Copy", "Again"]]
+  assert results["copies"] == [True]
 
 
 CHROMIUM = (
