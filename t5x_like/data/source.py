@@ -24,9 +24,11 @@ class SourceArguments(TaskArguments):
     UserError: the cache is not a local directory.
   """
 
-  source: str = unfingerprinted("the content of the records counts")
+  source: str = unfingerprinted("the fingerprint covers the content of the records")
   cache: str = unfingerprinted("prepared examples may be anywhere", default="data/prepared")
-  data_dir: str | None = unfingerprinted("the content of the records counts", default=None)
+  data_dir: str | None = unfingerprinted(
+    "the fingerprint covers the content of the records", default=None
+  )
   label: str | None = unfingerprinted("it only names the task", default=None)
   verify: Verify = unfingerprinted("it only checks files", default="auto")
 

@@ -152,7 +152,7 @@ class TaskArguments(abc.ABC):
   # whether a decoder trained on it answers a user's message in the chat template `template`
   IS_CONVERSATION: ClassVar[bool] = False
 
-  split: str = unfingerprinted("the content of the split counts")
+  split: str = unfingerprinted("the fingerprint covers the content of the split")
 
   @abc.abstractmethod
   def features(self, vocabulary: Vocabulary) -> Features:

@@ -38,7 +38,7 @@ from t5x_like.vocabularies import Vocabulary
 
 DocumentsEnd = Literal["eos", "nothing", "any"]
 # Why `documents_end` is no part of a fingerprint.
-ONLY_CHECKED = "it only checks the store, whose content counts"
+ONLY_CHECKED = "it only checks the store, whose content the fingerprint covers"
 # (split, whether documents end with EOS) -> the path of its store
 PrepareSplit = Callable[[str, bool], str]
 
@@ -269,7 +269,7 @@ class TextArguments(TaskArguments):
       `preprocessors/as_decoder.py`.
   """
 
-  store: str = unfingerprinted("the content of the store counts")
+  store: str = unfingerprinted("the fingerprint covers the content of the store")
   dynamic_offsets: bool = True
   label: str | None = unfingerprinted("it only names the task", default=None)
   verify: Verify = unfingerprinted("it only checks files", default="auto")

@@ -67,7 +67,9 @@ class LabelledArguments(SourceArguments):
       them whole.
   """
 
-  vocabulary: str = unfingerprinted("the content of the vocabulary counts", default="bytes")
+  vocabulary: str = unfingerprinted(
+    "the fingerprint covers the content of the vocabulary", default="bytes"
+  )
   buckets: PositiveInt = unfingerprinted("it only cuts padding off batches", default=1)
 
   @property

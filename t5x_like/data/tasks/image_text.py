@@ -58,14 +58,16 @@ class Arguments(examples.ImageArguments):
       directory of the records.
   """
 
-  vocabulary: str = unfingerprinted("the content of the vocabulary counts", default="bytes")
+  vocabulary: str = unfingerprinted(
+    "the fingerprint covers the content of the vocabulary", default="bytes"
+  )
   length: PositiveInt = 77
   augmentations: tuple = ({"name": "random_resized_crop", "area": (0.9, 1.0)},)
   crop: float = 1.0
   mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
   std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
   caption_field: str = "caption"
-  folder: str = unfingerprinted("the content of the images counts", default="")
+  folder: str = unfingerprinted("the fingerprint covers the content of the images", default="")
 
   def features(self, vocabulary: Vocabulary) -> Features:
     """Return the shapes and dtypes of an example's image and text."""

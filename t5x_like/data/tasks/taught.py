@@ -57,7 +57,7 @@ class Arguments(TaskArguments):
     verify: the checks on opening, see `Store.open`.
   """
 
-  store: str = unfingerprinted("the content of the store counts")
+  store: str = unfingerprinted("the fingerprint covers the content of the store")
   verify: Verify = unfingerprinted("it only checks files", default="auto")
 
   def features(self, vocabulary: Vocabulary) -> Features:

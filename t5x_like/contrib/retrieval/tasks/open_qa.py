@@ -91,9 +91,11 @@ class Arguments(LabelledArguments):
 
   inputs: str
   targets: str
-  passages: str = unfingerprinted("the content of the passages counts")
+  passages: str = unfingerprinted("the fingerprint covers the content of the passages")
   passage: str = rows_only(default="{text}")
-  passages_split: str = unfingerprinted("the content of the passages counts", default="train")
+  passages_split: str = unfingerprinted(
+    "the fingerprint covers the content of the passages", default="train"
+  )
   retrieved: NonNegativeInt = rows_only(default=8)
   own: str | None = None
   inputs_length: Length = rows_only(default=64)
