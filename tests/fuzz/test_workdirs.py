@@ -1,4 +1,4 @@
-"""Commands on a damaged workdir end in a one-line error or in the right bits."""
+"""Commands on a damaged workdir end in a one-line error or in the results of the intact one."""
 
 import contextlib
 import functools
@@ -23,15 +23,15 @@ from tools import convert_hf
 pytestmark = pytest.mark.runs
 
 SEED = 11
-SAMPLE = 15
-ALL = 220
+NUM_SAMPLE_CASES = 15
+NUM_CASES = 220
 PARTS = 4
 FLAGS = ("--config=tests/recipes/nano.py", "--config.eval_every=2", "--config.checkpoint.every=2")
 FLAGS += ('--config.evals.loss={"max_examples": 16}',)
-# a finished run has checkpoints of the steps; the train command goes on to the last
+# The finished run has checkpoints of these steps, and the train command continues to the last step.
 STEPS = (2, 4)
-LAST = 6
-# Files that a run of each command may write; all others stay as they are.
+LAST_STEP = 6
+# The beginnings of the names of files that a command may write; it must not change any other.
 WRITES = {
   "train": (
     "history.jsonl",
@@ -47,21 +47,25 @@ WRITES = {
   "export": (),
   "report": ("report.html",),
 }
-QUICK = ("export", "export", "export", "report")  # nothing is compiled
-COMMANDS = (*QUICK, *3 * ("predict",), *2 * ("evaluate",), *3 * ("train",))
+# Commands are drawn from these; repeating one makes it more likely.
+COMMANDS_WITHOUT_COMPILATION = ("export",) * 3 + ("report",)
+COMMANDS = COMMANDS_WITHOUT_COMPILATION + ("predict",) * 3 + ("evaluate",) * 2 + ("train",) * 3
 
 
 class Workdir:
-  """A copy of a finished run, its evaluation, and its parameters as exported.
+  """A copy of a finished run, with the results that commands have on it.
 
   Args:
-    trained: the run.
-    folder: a directory for all of this.
-    commands: names of commands; what each gives for the sound workdir is kept, to be compared with.
+    trained: the run's workdir.
+    folder: a directory for the copy and the results.
+    commands: the commands whose results are kept, for comparison with those on a damaged copy.
   """
 
   def __init__(
-    self, trained: pathlib.Path, folder: pathlib.Path, commands: tuple[str, ...] = QUICK
+    self,
+    trained: pathlib.Path,
+    folder: pathlib.Path,
+    commands: tuple[str, ...] = COMMANDS_WITHOUT_COMPILATION,
   ):
     self.folder = copy_folder(trained, folder / "run")
     self._input = folder / "lines.txt"
@@ -71,20 +75,20 @@ class Workdir:
       '{"step": 4, "metrics": {"loss": 6.5}}'
     )
     (self.folder / "evaluations" / "4_loss_test.jsonl").write_text('{"input": "a"}\n')
-    self._expected: dict[str, list] = {name: [] for name in {*commands}}
-    for name in {*commands} - {"report"}:
-      for step in STEPS if name != "train" else STEPS[-1:]:
-        used = copy_folder(self.folder, folder / f"{name}{step}" / "run")
-        assert self._call(name, used.parent, used, f"--step={step}") == 0, name
-        self._expected[name].append(self._results(name, used.parent, used))
+    self._expected: dict[str, list] = {name: [] for name in set(commands)}
+    for name in set(commands) - {"report"}:
+      steps = STEPS[-1:] if name == "train" else STEPS
+      for step in steps:
+        case_folder = folder / f"{name}{step}"
+        intact = copy_folder(self.folder, case_folder / "run")
+        assert self._call(name, case_folder, intact, f"--step={step}") == 0, name
+        self._expected[name].append(self._results(name, case_folder, intact))
 
-  def damage(self, choice: random.Random, folder: pathlib.Path) -> str:
-    files = [
-      file
-      for file in files_of(folder)
-      if not file.startswith(("events.", "report.html", "compiled/"))
-    ]
-    parts = [
+  def damage(self, rng: random.Random, folder: pathlib.Path) -> str:
+    """Damage one file of a copy, and describe the change; all kinds of files are drawn."""
+    unread = ("events.", "report.html", "compiled/")
+    files = [file for file in files_of(folder) if not file.startswith(unread)]
+    groups = [
       ["config.json"],
       ["history.jsonl", "metrics.jsonl"],
       ["environment.json", "lock", *(file for file in files if file.startswith("evaluations/"))],
@@ -92,24 +96,26 @@ class Workdir:
       [file for file in files if file.endswith("manifest/metadata")],
       [file for file in files if file.startswith(("checkpoints/", "best/"))],
     ]
-    return mutate_folder(choice, folder, choice.choice(parts + parts[:1] + parts[-1:]))
+    # The config and the checkpoints are twice as likely as the other groups.
+    weighted_groups = [*groups, groups[0], groups[-1]]
+    return mutate_folder(rng, folder, rng.choice(weighted_groups))
 
-  def use(
+  def call_and_compare(
     self, name: str, case_folder: pathlib.Path, folder: pathlib.Path, is_readable: bool
   ) -> int:
-    """Call a command on a damaged workdir, and compare what it made.
+    """Call a command on a damaged workdir; if it succeeds, compare its results to the intact ones.
 
     Args:
-      whole: whether config and vocabulary are sound, so that it is known.
+      is_readable: whether config and vocabulary are intact; otherwise the results may differ.
     """
     code = self._call(name, case_folder, folder)
     if not code and is_readable and name != "report":
-      assert self._results(name, case_folder, folder) in self._expected[name], "wrong bits"
+      assert self._results(name, case_folder, folder) in self._expected[name], "wrong results"
     return code
 
   def _call(self, name: str, case_folder: pathlib.Path, folder: pathlib.Path, *step: str) -> int:
     if name == "train":
-      return train.main([*FLAGS, f"--config.total_steps={LAST}", f"--workdir={folder}"])
+      return train.main([*FLAGS, f"--config.total_steps={LAST_STEP}", f"--workdir={folder}"])
     if name == "evaluate":
       return evaluate.main([f"--workdir={folder}", *step])
     if name == "predict":
@@ -120,94 +126,106 @@ class Workdir:
       )
       return predict.main([f"--workdir={folder}", *flags, *step])
     if name == "report":
-      return handle_errors(self._report)(folder)
+      return handle_errors(self._write_report)(folder)
     with contextlib.redirect_stdout(io.StringIO()):
       return convert_hf.main([f"--input={folder}", f"--output={case_folder / 'exported'}", *step])
 
   def _results(self, name: str, case_folder: pathlib.Path, folder: pathlib.Path):
+    """Read the results that a command has written, without times."""
     if name == "train":
-      return fingerprints(folder, LAST), [row for row in losses(folder) if row[0] > STEPS[-1]]
+      new_losses = [(step, loss) for step, loss in losses(folder) if step > STEPS[-1]]
+      return fingerprints(folder, LAST_STEP), new_losses
     if name == "evaluate":
-      results = [
-        json.loads(file.read_text())
-        for file in (folder / "evaluations").glob("*_loss_validation.json")
-      ]
-      return [
-        (result["step"], {k: v for k, v in result["metrics"].items() if k != "seconds"})
-        for result in results
-      ]
+      results = []
+      for file in (folder / "evaluations").glob("*_loss_validation.json"):
+        result = json.loads(file.read_text())
+        metrics = {key: value for key, value in result["metrics"].items() if key != "seconds"}
+        results.append((result["step"], metrics))
+      return results
     if name == "predict":
       return (case_folder / "out.jsonl").read_text()
     tensors = load_file(case_folder / "exported" / "model.safetensors")
     return {key: (x.dtype.str, x.shape, x.tobytes()) for key, x in tensors.items()}
 
   @staticmethod
-  def _report(folder: pathlib.Path) -> None:
-    page.write_report(str(folder))
+  def _write_report(folder: pathlib.Path) -> None:
+    page.write_report(str(folder))  # its return value is no exit code
 
 
 @pytest.fixture(scope="module")
 def workdir(trained, tmp_path_factory) -> Workdir:
-  return Workdir(trained, tmp_path_factory.mktemp("sound"))
+  return Workdir(trained, tmp_path_factory.mktemp("intact"))
 
 
-def damage_and_use(
+def run_cases(
   workdir: Workdir,
   folder: pathlib.Path,
   cases: range,
   commands: tuple[str, ...],
   allowed_folder=None,
 ) -> None:
+  """Damage a copy of the workdir for each case, and call one of the commands on it."""
   sandbox = Sandbox(folder / "sandbox", seconds=300, memory=2**30, allowed_folder=allowed_folder)
   for number in cases:
-    case = [f"seed {SEED}, case {number}:"]
-    choice = generator(SEED, number)
-    sandbox.run(case, functools.partial(damage_and_use_copy, workdir, choice, commands, case))
+    description = [f"seed {SEED}, case {number}:"]
+    rng = generator(SEED, number)
+    run_case = functools.partial(damage_and_call, workdir, rng, commands, description)
+    sandbox.run(description, run_case)
     print(*sandbox.outcomes[-1], flush=True)
   sandbox.check(min_cases=len(cases))
 
 
-def damage_and_use_copy(
-  workdir: Workdir, choice: random.Random, commands, changes: list[str], case_folder: pathlib.Path
+def damage_and_call(
+  workdir: Workdir,
+  rng: random.Random,
+  commands: tuple[str, ...],
+  description: list[str],
+  case_folder: pathlib.Path,
 ) -> int:
-  """Damage a copy of a workdir and call a command on it, which must not change the other files."""
+  """Damage a copy of a workdir and call a command on it, which must not change the other files.
+
+  Args:
+    description: the parts of the case's description; the command and the damage are appended.
+  """
   folder = copy_folder(workdir.folder, case_folder / "run")
-  name = choice.choice(commands)
+  name = rng.choice(commands)
   before = digests(folder)
-  changes += [name, workdir.damage(choice, folder)]
-  sound = {file: digest for file, digest in digests(folder).items() if before.get(file) == digest}
-  harmed = [file for file in before if file not in sound]
-  is_readable = not any(file.startswith(("config.json", "vocabulary/")) for file in harmed)
-  code = workdir.use(name, case_folder, folder, is_readable)
+  description += [name, workdir.damage(rng, folder)]
+  intact = {file: digest for file, digest in digests(folder).items() if before.get(file) == digest}
+  damaged = [file for file in before if file not in intact]
+  is_readable = not any(file.startswith(("config.json", "vocabulary/")) for file in damaged)
+  code = workdir.call_and_compare(name, case_folder, folder, is_readable)
   after = digests(folder)
-  steps = ("checkpoints/", "best/")  # a damaged step is set aside
-  written = WRITES[name]
-  if name == "train" and any(file.startswith(steps) for file in harmed):
-    written += steps
-  for file, digest in sound.items():
-    assert file.startswith(written) or after.get(file) == digest, f"a sound file changed: {file}"
+  may_write = WRITES[name]
+  checkpoint_folders = ("checkpoints/", "best/")
+  if name == "train" and any(file.startswith(checkpoint_folders) for file in damaged):
+    may_write += checkpoint_folders  # a damaged checkpoint is moved out of the way
+  for file, digest in intact.items():
+    assert file.startswith(may_write) or after.get(file) == digest, (
+      f"an intact file changed: {file}"
+    )
   return code
 
 
-def part(first: int, last: int, cache: str) -> None:
-  """Try some of the cases through all commands; called in a process of its own."""
+def run_cases_in_process(first: int, last: int, cache: str) -> None:
+  """Run the cases from `first` to before `last` with all commands, in a process of its own."""
   for name, value in {"min_compile_time_secs": 0.05, "min_entry_size_bytes": 0}.items():
     jax.config.update(f"jax_persistent_cache_{name}", value)
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
-    assert (
-      train.main([*FLAGS, f"--config.total_steps={STEPS[-1]}", f"--workdir={root / 'trained'}"])
-      == 0
-    )
-    workdir = Workdir(root / "trained", root / "sound", COMMANDS)
-    damage_and_use(workdir, root, range(first, last), COMMANDS, pathlib.Path(cache))
+    command = [*FLAGS, f"--config.total_steps={STEPS[-1]}", f"--workdir={root / 'trained'}"]
+    assert train.main(command) == 0
+    workdir = Workdir(root / "trained", root / "intact", COMMANDS)
+    run_cases(workdir, root, range(first, last), COMMANDS, pathlib.Path(cache))
 
 
 def test_some_damaged_workdirs_are_used_or_refused(workdir, tmp_path):
-  damage_and_use(workdir, tmp_path, range(SAMPLE), QUICK)
+  run_cases(workdir, tmp_path, range(NUM_SAMPLE_CASES), COMMANDS_WITHOUT_COMPILATION)
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("n", range(PARTS))
-def test_many_damaged_workdirs_are_used_or_refused(n, compiled):
-  call_in_process(part, n * ALL // PARTS, (n + 1) * ALL // PARTS, str(compiled), cache=compiled)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_damaged_workdirs_are_used_or_refused(part, compiled):
+  first = part * NUM_CASES // PARTS
+  last = (part + 1) * NUM_CASES // PARTS
+  call_in_process(run_cases_in_process, first, last, str(compiled), cache=compiled)
