@@ -1,8 +1,8 @@
 """Every evaluator scores the split that its instance names.
 
-The splits differ in size and in the distribution of their labels. Their inputs hardly differ, if at
-all, and an untrained model predicts the same for the same input. The score on a split is therefore
-one of a few known fractions of its size, which no other split can have.
+The splits differ in size and in the distribution of their labels. In most tasks, all examples have
+one of at most two inputs, and a model predicts the same for the same input. The score on a split is
+therefore one of a few known fractions of its size, and no two splits share such a fraction.
 """
 
 import collections
@@ -49,9 +49,11 @@ from tests.evals.splits import (
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled", "one_device")]
 ENCODER = "tests/recipes/nano_encoder.py"
 T5 = "tests/recipes/nano.py"
-# `samples` has no score, `questions` reads files instead of a split, and topics test theirs.
+# `samples` has no score, and `questions` reads files instead of a split. Topics name the evaluators
+# that their own tests cover.
 UNTESTED = ("samples", "questions", *topics.cases("EVALUATORS_TESTED_ELSEWHERE"))
-SCORED_SPLITS = ("validation", "held")  # by the instances <evaluator>_own and <evaluator>_held
+# The instance <evaluator>_default scores the first, <evaluator>_held the second.
+SCORED_SPLITS = ("validation", "held")
 
 
 @pytest.mark.parametrize("possible_scores", [scores_by_one_input, scores_by_brightness])
@@ -120,8 +122,12 @@ def write_images(folder, split: str, examples) -> None:
   json_lines.write(folder / f"{split}.captions.jsonl", captions)
 
 
-def train_encoder(name: str, task: str, source_format: str, head: dict, **arguments) -> Training:
-  """Return the training of an encoder on a task of texts; the task names the objective."""
+def encoder_training(name: str, task: str, source_format: str, head: dict, **arguments) -> Training:
+  """Describe the training of an encoder on a task of texts, with the objective of the same name.
+
+  Args:
+    source_format: kind and files of the source, such as "tsv:{}.tsv", where {} is the split.
+  """
   kind, _, file_name = source_format.partition(":")
 
   def flags(folder) -> list[str]:
@@ -181,7 +187,7 @@ def infilling_flags(folder) -> list[str]:
   return [task_flag(folder, name="span_corruption", vocabulary="bytes", **values)]
 
 
-CLASSIFICATION = train_encoder(
+CLASSIFICATION = encoder_training(
   "classification",
   "classification",
   "tsv:{}.tsv",
@@ -189,7 +195,7 @@ CLASSIFICATION = train_encoder(
   text="{text}",
   labels=["a", "b"],
 )
-TAGGING = train_encoder(
+TAGGING = encoder_training(
   "tagging",
   "tagging",
   "conll:{}.conll",
@@ -197,7 +203,7 @@ TAGGING = train_encoder(
   tags_field="1",
   tags=["a", "b"],
 )
-CHOICES = train_encoder(
+CHOICES = encoder_training(
   "choices",
   "multiple_choice",
   "jsonl:{}.choices.jsonl",
@@ -206,10 +212,10 @@ CHOICES = train_encoder(
   options="options",
   choices=2,
 )
-SPANS = train_encoder(
+SPANS = encoder_training(
   "spans", "span_qa", "jsonl:{}.spans.jsonl", {"name": "spans"}, stride=4, question_length=4
 )
-SCORES = train_encoder(
+SCORES = encoder_training(
   "scores",
   "classification",
   "tsv:{}.scores.tsv",
@@ -225,13 +231,13 @@ CAPTIONS = Training("captions", "tests/recipes/nano_clip.py", caption_flags)
 
 
 class Run:
-  """A finished run with two instances of each of its evaluators.
+  """A finished run with two instances of each evaluator that is tested on its model.
 
-  One instance scores the split of the evaluator's default, the other the split "held".
+  One instance scores the evaluator's default split, the other the split "held".
 
   Attributes:
-    workdir: the directory of the run.
-    metrics: the metrics of each instance, by its label.
+    workdir: the run's directory.
+    metrics: `{label of an instance: {metric: value}}` at the last step.
   """
 
   def __init__(self, training: Training, folder):
@@ -240,7 +246,7 @@ class Run:
     for evaluator, case in CASES.items():
       if case.training.name == training.name:
         arguments = {"name": evaluator} | case.arguments(folder)
-        instances[f"{evaluator}_own"] = arguments
+        instances[f"{evaluator}_default"] = arguments
         instances[f"{evaluator}_held"] = arguments | {"split": "held"}
     flags = [
       "total_steps=2",
@@ -261,8 +267,9 @@ class Run:
   @functools.cached_property
   def _config_and_model(self):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    run = open_saved_model(str(self.workdir), Rules.make(mesh))
-    return run.config, params.with_arrays(run.model, run.restore()[1])
+    saved_model = open_saved_model(str(self.workdir), Rules.make(mesh))
+    _, parameters = saved_model.restore()
+    return saved_model.config, params.with_arrays(saved_model.model, parameters)
 
   def open_split(self, split: str):
     """Return (the model with its parameters, a batch of all examples of the split, the task)."""
@@ -280,11 +287,12 @@ def runs(folder):
 
 
 def expect_neighbours(run: Run, split: str) -> set[float]:
-  """Return the score of predicting the label that most images of a brightness have."""
+  """Return the score of predicting the most common training label of each brightness."""
   return {accuracy(split, {"dark": "a", "bright": "b"})}
 
 
 def expect_entropy(run: Run, split: str) -> set[float]:
+  """Return the entropy of the split's labels, in nats."""
   counts = collections.Counter(label for _, label in SPLITS[split])
   return {-sum(n / SIZES[split] * math.log(n / SIZES[split]) for n in counts.values())}
 
@@ -294,6 +302,7 @@ embed_texts = jax.jit(lambda model, batch: model.embed_texts(batch)[0])
 
 
 def expect_recall(run: Run, split: str) -> set[float]:
+  """Return the percentage of images whose nearest caption is their own."""
   model, batch, task = run.open_split(split)
   tokens_CT, image_C = task.captions()
   padded_CT = np.zeros((max(SIZES.values()), tokens_CT.shape[1]), np.int32)
@@ -306,6 +315,7 @@ def expect_recall(run: Run, split: str) -> set[float]:
 
 
 def expect_correlation(run: Run, split: str) -> set[float]:
+  """Return Pearson's correlation, times 100, of the cosines of text pairs with their scores."""
   model, _, task = run.open_split(split)
   encode = jax.jit(lambda model, ids: model.encode({"encoder_input_tokens": ids})[0])
 
@@ -404,7 +414,8 @@ CASES = {
 CASES |= {name: make_case() for name, make_case in topics.cases("SPLIT_CASES").items()}
 
 
-# The evaluators that every test run includes; each stands for others that read the same batches.
+# `make test` runs these evaluators, and `make test-more` all. Each represents others that read the
+# same batches.
 ALWAYS_TESTED = ("loss", "generation", "classification", "span_infilling", "knn")
 EVALUATOR_PARAMS = []
 for evaluator_name in slots.names(evals):
@@ -415,14 +426,14 @@ for evaluator_name in slots.names(evals):
 
 
 @pytest.mark.parametrize("name", EVALUATOR_PARAMS)
-def test_the_split_of_its_instance_is_scored(name, runs):
+def test_an_evaluator_scores_the_split_of_its_instance(name, runs):
   assert name in CASES, f"add a case of evaluator {name} to CASES, or to SPLIT_CASES of its topic"
   case = CASES[name]
   run = runs(case.training)
   expected = {split: case.expected(run, split) for split in SPLITS}
   if case.has_one_score:
     assert len(set.union(*expected.values())) == len(SPLITS), "two splits have the same score"
-  for split, label in zip(SCORED_SPLITS, (f"{name}_own", f"{name}_held")):
+  for split, label in zip(SCORED_SPLITS, (f"{name}_default", f"{name}_held")):
     metrics = run.metrics[label]
     score = pytest.approx(metrics[case.metric], abs=1e-3)
     assert any(expected_score == score for expected_score in expected[split]), (split, metrics)
@@ -432,9 +443,9 @@ def test_the_split_of_its_instance_is_scored(name, runs):
 
 def test_evaluate_prints_which_split_was_scored(runs, capsys):
   run = runs(IMAGES)
-  assert evaluate.main([f"--workdir={run.workdir}", "--evals=few_shot_own,few_shot_held"]) == 0
+  assert evaluate.main([f"--workdir={run.workdir}", "--evals=few_shot_default,few_shot_held"]) == 0
   output = capsys.readouterr().out
-  for label, split in (("few_shot_own", "validation"), ("few_shot_held", "held")):
+  for label, split in (("few_shot_default", "validation"), ("few_shot_held", "held")):
     assert re.search(rf"{label}: task \w+, split {split}\n", output), output
     saved = json.loads((run.workdir / "evaluations" / f"2_{label}_{split}.json").read_text())
     assert saved["metrics"]["8_shot_top1"] == pytest.approx(run.metrics[label]["8_shot_top1"])
@@ -442,14 +453,14 @@ def test_evaluate_prints_which_split_was_scored(runs, capsys):
 
 @pytest.mark.parametrize("name, split", [("few_shot", "train"), ("knn", "train[:9]")])
 def test_evaluators_refuse_to_score_images_that_they_learn_from(name, split, runs, capsys):
-  instances = json.dumps({"few": {"name": name, "split": split}})
+  instances = json.dumps({"overlapping": {"name": name, "split": split}})
   assert evaluate.main([f"--workdir={runs(IMAGES).workdir}", f"--config.evals={instances}"]) == 2
   assert f"found the split {split!r} and the support_split 'train'" in capsys.readouterr().err
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shadowing(BaseEvaluator):
-  """An evaluator whose argument has the name of a key of every instance."""
+  """An evaluator with an argument `split`, which is already a key of every instance."""
 
   split: str = "train"
 
@@ -460,18 +471,20 @@ class Shadowing(BaseEvaluator):
     return EvalResult({})
 
 
-class Former:
-  """An evaluator with a constructor of its own."""
+class NotADataclass:
+  """An evaluator that defines `__init__` instead of being a frozen dataclass."""
 
   def __init__(self, context, *, at_most: int = 1):
     pass
 
 
-def test_an_evaluator_of_another_form_is_refused_in_one_line(runs, capsys):
-  instances = json.dumps({"mine": {"name": f"{__name__}:Former"}})
+def test_an_evaluator_that_is_no_dataclass_is_refused_in_one_line(runs, capsys):
+  instances = json.dumps({"mine": {"name": f"{__name__}:NotADataclass"}})
   assert evaluate.main([f"--workdir={runs(IMAGES).workdir}", f"--config.evals={instances}"]) == 2
   line = capsys.readouterr().err.splitlines()[-1]
-  assert "Former', expected a frozen dataclass derived from t5x_like.evals.BaseEvaluator" in line
+  assert (
+    "NotADataclass', expected a frozen dataclass derived from t5x_like.evals.BaseEvaluator" in line
+  )
   assert "see docs/how-to/add-an-evaluator.md" in line
 
 

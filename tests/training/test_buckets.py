@@ -1,11 +1,11 @@
-"""Cutting batches to few lengths loses no token, and changes no loss and no resumed run."""
+"""Cutting batches to a few lengths loses no token, and changes no loss and no resumed run."""
 
 import json
 
 import numpy as np
 import pytest
 
-import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the runs are of
+import tests.recipes.nano_encoder  # noqa: F401 -- adds the variant of the runs
 from fine_tuning import fine_tuning
 from t5x_like import train
 from t5x_like.data.features import encoder, encoder_decoder
@@ -18,10 +18,11 @@ pytestmark = pytest.mark.runs
 PAD = 3
 
 
-def rows(used: list[int], length: int) -> np.ndarray:
-  """Return rows of tokens of the given lengths, some with id 0, and padding."""
+def padded_rows(text_lengths: list[int], length: int) -> np.ndarray:
+  """Return a row of `length` ids for each text: ids 0 to 2, then padding."""
   tokens = np.arange(length) % 3
-  return np.where(np.arange(length) < np.array(used)[:, None], tokens, PAD).astype(np.int32)
+  is_text = np.arange(length) < np.array(text_lengths)[:, None]
+  return np.where(is_text, tokens, PAD).astype(np.int32)
 
 
 def test_lengths_are_shares_of_a_row():
@@ -34,7 +35,7 @@ def test_lengths_are_shares_of_a_row():
   ("longest", "length"), [(1, 16), (16, 16), (17, 24), (73, 80), (80, 80), (0, 16)]
 )
 def test_cutting_keeps_every_token_and_little_padding(longest, length):
-  tokens = rows([min(longest, 5), longest], 80)
+  tokens = padded_rows([min(longest, 5), longest], 80)
   batch = {"encoder_input_tokens": tokens, "encoder_token_types": tokens % 2, "label": np.arange(2)}
   cut = buckets.cut_batch(batch, encoder(80) | {"label": buckets.Feature((), "int32")}, 8, PAD)
   assert {name: x.shape for name, x in cut.items()} == {
@@ -46,33 +47,35 @@ def test_cutting_keeps_every_token_and_little_padding(longest, length):
 
 
 @pytest.mark.parametrize(
-  ("inputs", "targets", "shape"), [(30, 2, (32, 8)), (5, 7, (16, 8)), (5, 16, (48, 16))]
+  ("inputs", "targets", "lengths"), [(30, 2, (32, 8)), (5, 7, (16, 8)), (5, 16, (48, 16))]
 )
-def test_both_sides_of_an_encoder_decoder_are_cut_to_the_same_share(inputs, targets, shape):
-  batch = {
-    name: rows([targets], 16) for name in encoder_decoder(64, 16) if name.startswith("decoder")
-  }
-  batch["encoder_input_tokens"] = rows([inputs], 64)
+def test_both_sides_of_an_encoder_decoder_are_cut_to_the_same_share(inputs, targets, lengths):
+  input_length, target_length = lengths
+  batch = {"encoder_input_tokens": padded_rows([inputs], 64)}
+  for name in encoder_decoder(64, 16):
+    if name.startswith("decoder"):
+      batch[name] = padded_rows([targets], 16)
   segments = {"encoder_segment_ids": (batch["encoder_input_tokens"] != PAD).astype(np.int32)}
   for segment_ids in ({}, segments):
     features = {
       name: buckets.Feature(x.shape[1:], "int32") for name, x in (batch | segment_ids).items()
     }
     cut = buckets.cut_batch(batch | segment_ids, features, 4, PAD)
-    assert all(x.shape[1] == shape[name.startswith("decoder")] for name, x in cut.items())
+    for name, x in cut.items():
+      assert x.shape[1] == (target_length if name.startswith("decoder") else input_length)
 
 
 @pytest.mark.more
 @pytest.mark.usefixtures("compiled", "one_device")
-def test_a_run_of_cut_batches_has_the_losses_of_uncut_ones_and_resumes(tmp_path, capsys):
-  """Batches of 4 rows of 10 to 60 bytes; with dropout the resumed run has the same bits."""
+def test_cut_batches_have_the_losses_of_whole_ones_and_a_run_resumes(tmp_path, capsys):
+  """Train on batches of 4 rows of 10 to 60 bytes; resume a run with dropout to the same bits."""
   overrides = [f"--config.{override}" for override in fine_tuning("classification", tmp_path)]
   texts = ("word " * (2 + n * n % 11) for n in range(40))
   data = "".join(f"{text.strip()}\t{('same', 'other')[n % 2]}\n" for n, text in enumerate(texts))
   (tmp_path / "data").write_text("text\tlabel\n" + data)
 
   def train_run(name, steps, *flags):
-    every = (
+    common_flags = (
       "--config.checkpoint.every=1",
       "--config.checkpoint.keep_last=9",
       "--config.batch_size=4",
@@ -80,27 +83,30 @@ def test_a_run_of_cut_batches_has_the_losses_of_uncut_ones_and_resumes(tmp_path,
     command = [
       "--config=tests/recipes/nano_encoder.py",
       f"--workdir={tmp_path}/{name}",
-      *every,
+      *common_flags,
       *overrides,
       *flags,
     ]
     assert train.main([*command, f"--config.total_steps={steps}"]) == 0, capsys.readouterr().err
     return tmp_path / name
 
-  still = ("--config.model.dropout=0.0",)
-  cut = train_run("cut", 4, "--config.task.buckets=4", *still)
-  uncut = train_run("whole", 4, *still)
-  for cut_loss, uncut_loss in zip(losses(cut), losses(uncut), strict=True):
-    assert cut_loss[0] == uncut_loss[0]
-    assert cut_loss[1] == pytest.approx(uncut_loss[1], rel=1e-5)
-  shapes = [
-    row["train/model_flops_per_second"] * row["train/seconds_per_step"] for row in read_metrics(cut)
-  ]
-  assert len(set(map(round, shapes))) > 1, "all batches had one length, so that nothing is shown"
+  no_dropout = "--config.model.dropout=0.0"
+  cut = train_run("cut", 4, "--config.task.buckets=4", no_dropout)
+  whole = train_run("whole", 4, no_dropout)
+  for (cut_step, cut_loss), (whole_step, whole_loss) in zip(
+    losses(cut), losses(whole), strict=True
+  ):
+    assert cut_step == whole_step
+    assert cut_loss == pytest.approx(whole_loss, rel=1e-5)
+  flops_of_steps = set()
+  for row in read_metrics(cut):
+    flops = row["train/model_flops_per_second"] * row["train/seconds_per_step"]
+    flops_of_steps.add(round(flops))
+  assert len(flops_of_steps) > 1, "all batches had the same length, so the test shows nothing"
   assert json.loads((cut / "config.json").read_text())["features"]["encoder_input_tokens"] == [64]
-  noisy = ("--config.task.buckets=4", "--config.model.dropout=0.1")
-  unbroken = train_run("unbroken", 4, *noisy)
+  with_dropout = ("--config.task.buckets=4", "--config.model.dropout=0.1")
+  uninterrupted = train_run("uninterrupted", 4, *with_dropout)
   for steps in (2, 4):
-    parts = train_run("parts", steps, *noisy)
-  assert losses(parts) == losses(unbroken)
-  assert fingerprints(parts, 4) == fingerprints(unbroken, 4)
+    resumed = train_run("resumed", steps, *with_dropout)
+  assert losses(resumed) == losses(uninterrupted)
+  assert fingerprints(resumed, 4) == fingerprints(uninterrupted, 4)

@@ -1,4 +1,4 @@
-"""Pixels are decoded and resized as Pillow does, in TensorFlow and without it."""
+"""Images are decoded as by Pillow, and resized alike with TensorFlow and without it."""
 
 import io
 
@@ -11,11 +11,11 @@ from t5x_like.data.images import examples, pictures
 from t5x_like.quiet_tensorflow import tf
 
 
-@pytest.mark.parametrize("form", ["4:4:4", "4:2:0", "grey", "progressive", "PNG"])
-def test_a_part_of_a_file_is_decoded_as_the_full_image_is_and_as_pillow_does(form):
+@pytest.mark.parametrize("encoding", ["4:4:4", "4:2:0", "grey", "progressive", "PNG"])
+def test_a_cropped_and_a_full_image_are_decoded_as_by_pillow(encoding):
   noise = np.random.default_rng(0).integers(0, 256, (9, 11, 3)).astype(np.uint8)
   image = Image.fromarray(noise).resize((83, 61))
-  if form == "grey":
+  if encoding == "grey":
     image = image.convert("L")
   options = {
     "4:4:4": {"subsampling": 0},
@@ -23,29 +23,30 @@ def test_a_part_of_a_file_is_decoded_as_the_full_image_is_and_as_pillow_does(for
     "progressive": {"progressive": True},
   }
   file = io.BytesIO()
-  image.save(file, "PNG" if form == "PNG" else "JPEG", **options.get(form, {}))
+  file_format = "PNG" if encoding == "PNG" else "JPEG"
+  image.save(file, file_format, **options.get(encoding, {}))
   pixels = examples.Pixels(None, 3, (0.5,), (0.5,))
   file_bytes = tf.constant(file.getvalue())
   full_image = pixels.decode(file_bytes).numpy()
   np.testing.assert_array_equal(full_image, np.asarray(Image.open(file).convert("RGB")))
   for y, x, h, w in ((0, 0, 61, 83), (7, 13, 29, 31), (60, 82, 1, 1), (0, 33, 61, 17)):
-    part = pixels.decode(file_bytes, lambda _, box=(y, x, h, w): tf.constant(box))
-    np.testing.assert_array_equal(part, full_image[y : y + h, x : x + w])
+    crop = pixels.decode(file_bytes, lambda _, box=(y, x, h, w): tf.constant(box))
+    np.testing.assert_array_equal(crop, full_image[y : y + h, x : x + w])
 
 
 def resize_and_cut(image: np.ndarray, sides: tuple[int, int], crop: float) -> np.ndarray:
-  """Resize as timm and torchvision do, which round all sides down, and cut out the middle."""
+  """Resize with all sides rounded down, as timm and torchvision do, and cut out the middle."""
   shape = np.array(image.shape[:2])
-  cover = np.array([int(side / crop) for side in sides])
-  axis = (cover / shape).argmax()
-  size = np.maximum(shape * cover[axis] // shape[axis], cover)
+  min_size = np.array([int(side / crop) for side in sides])
+  axis = (min_size / shape).argmax()
+  size = np.maximum(shape * min_size[axis] // shape[axis], min_size)
   y, x = (size - sides) // 2
   resized = tf.image.resize(image, size, "bicubic", antialias=True).numpy().clip(0.0, 255.0)
   return resized[y : y + sides[0], x : x + sides[1]]
 
 
 def assert_alike_without_tensorflow(image: np.ndarray, **options) -> np.ndarray:
-  """Return the image that TensorFlow fits, which NumPy must fit alike."""
+  """Fit an image to a resolution with TensorFlow and with NumPy; return the common result."""
   fitted = examples.fit_to_resolution(tf.constant(image), **options).numpy()
   np.testing.assert_allclose(pictures.fit_to_resolution(image, **options), fitted, atol=2e-3)
   return fitted
@@ -59,10 +60,10 @@ def assert_alike_without_tensorflow(image: np.ndarray, **options) -> np.ndarray:
     ((8, 8, 3), (8, 8), 1.0),
     ((1, 1, 3), (4, 4), 0.5),
     ((50, 31, 3), (12, 18), 0.875),
-    ((1, 20_000, 3), (64, 64), 1.0),  # resized before it is cut, it would take gigabytes
+    ((1, 20_000, 3), (64, 64), 1.0),  # takes gigabytes if it is resized before it is cut
   ],
 )
-def test_the_middle_of_an_image_is_timms_and_the_same_without_tensorflow(shape, sides, crop):
+def test_the_middle_of_an_image_equals_timms_with_and_without_tensorflow(shape, sides, crop):
   image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
   options = dict(sides_2=sides, crop=crop, mean=(0.5,) * shape[-1])
   middle = assert_alike_without_tensorflow(image, **options, fit="cut")
@@ -113,8 +114,8 @@ def encode_tiff(pixels: np.ndarray) -> bytes:
 @pytest.mark.parametrize(
   "stored",
   [
-    GREY,  # 8 bits in 32
-    GREY << 8,  # 16 bits in 32
+    GREY,  # 8-bit values in 32 bits
+    GREY << 8,  # 16-bit values in 32 bits
     (GREY << 8).astype(np.uint16),
     GREY.astype(np.float32),
     GREY.astype(np.float32) / 255,  # shares of white
@@ -141,12 +142,13 @@ def test_pixels_of_32_bits_out_of_range_are_refused(stored):
 
 
 @pytest.mark.parametrize(
-  ("mode", "form"), [("CMYK", "TIFF"), ("LA", "PNG"), ("P", "PNG"), ("RGBA", "PNG"), ("1", "PNG")]
+  ("mode", "file_format"),
+  [("CMYK", "TIFF"), ("LA", "PNG"), ("P", "PNG"), ("RGBA", "PNG"), ("1", "PNG")],
 )
-def test_other_modes_keep_their_brightness(mode, form):
+def test_other_modes_keep_their_brightness(mode, file_format):
   grey = Image.fromarray(np.where(GREY > 100, 255, 0).astype(np.uint8))
   file = io.BytesIO()
   extra = {"transparency": 0} if mode == "P" else {}
-  grey.convert("RGB").convert(mode).save(file, "TIFF" if mode == "CMYK" else "PNG", **extra)
+  grey.convert("RGB").convert(mode).save(file, file_format, **extra)
   pixels = image_files.read_pixels(file.getvalue(), 1)
   np.testing.assert_allclose(pixels[..., 0], np.asarray(grey), atol=3)

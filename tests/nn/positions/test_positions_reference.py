@@ -1,4 +1,4 @@
-"""Position schemes and DeepNorm equal their papers' formulas in numpy, one number at a time."""
+"""Position schemes and DeepNorm equal their papers' formulas, computed element by element."""
 
 import math
 
@@ -28,8 +28,10 @@ POS = np.array([[0, 1, 2, 7, 31], [5, 0, 3, 3, 400]], np.int32)  # any order: po
 
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_sinusoidal_positions_follow_their_paper(interleaved):
-  """Vaswani et al. 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos of
-  the same."""
+  """Vaswani et al. 2017, section 3.5.
+
+  PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) = cos(pos / 10000^(2i/d)).
+  """
   D = 8
   x = normal(2, 5, 8)
   expected = x.astype(np.float64)
@@ -55,8 +57,8 @@ def test_learned_positions_are_rows_of_a_table(offset):
     np.testing.assert_allclose(actual[b, t], x[b, t] + table[pos[b, t] + offset], rtol=1e-6)
 
 
-def llama3(frequency):
-  """The three regions of Llama 3.1's scaling at factor 8, low 1, high 4, original length 64."""
+def scale_as_llama3(frequency):
+  """Scale a frequency as Llama 3.1 does, with factor 8, low 1, high 4 and original length 64."""
   wavelength = 2 * math.pi / frequency
   if wavelength < 64 / 4:
     return frequency
@@ -69,7 +71,7 @@ def llama3(frequency):
 SCALINGS = {
   "none": ({}, lambda f: f),
   "linear": ({"linear": LinearScaling(3.0)}, lambda f: f / 3.0),
-  "llama3": ({"llama3": Llama3Scaling(8.0, 1.0, 4.0, 64)}, llama3),
+  "llama3": ({"llama3": Llama3Scaling(8.0, 1.0, 4.0, 64)}, scale_as_llama3),
 }
 
 
@@ -100,18 +102,18 @@ def test_rope_follows_its_paper(interleaved, fraction, scaling):
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope_on_tpu_moves_channels_by_an_exact_product(interleaved, dtype):
   x = jnp.asarray(normal(2, 5, 3, 16, seed=0), dtype)
-  g = jnp.asarray(normal(2, 5, 3, 16, seed=1), dtype)
+  gradient = jnp.asarray(normal(2, 5, 3, 16, seed=1), dtype)
   rope = Rope(interleaved=interleaved)
   results = {}
   for platform in ("cpu", "tpu"):
     with use_platform(platform):
-      out, back = jax.vjp(lambda x: rope.rotate(x, POS), x)
-      results[platform] = np.asarray(out), np.asarray(back(g)[0])
+      out, vjp = jax.vjp(lambda x: rope.rotate(x, POS), x)
+      results[platform] = np.asarray(out), np.asarray(vjp(gradient)[0])
   np.testing.assert_array_equal(results["tpu"], results["cpu"])
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_the_gradient_of_rope_is_that_of_its_values(interleaved):
+def test_the_gradient_of_rope_equals_finite_differences(interleaved):
   rope = Rope(interleaved=interleaved, fraction=0.5)
   x = jnp.asarray(normal(2, 5, 3, 16))
   check_grads(lambda x: rope.rotate(x, POS), (x,), order=1, modes=["rev"])
@@ -119,7 +121,7 @@ def test_the_gradient_of_rope_is_that_of_its_values(interleaved):
 
 def test_llama3_scaling_has_all_its_regions():
   frequencies = [100.0 ** (-2 * i / 16) for i in range(8)]
-  factors = [round(llama3(f) / f, 6) for f in frequencies]
+  factors = [round(scale_as_llama3(f) / f, 6) for f in frequencies]
   assert factors[0] == 1.0
   assert factors[-1] == 0.125
   assert any(0.125 < k < 1 for k in factors)
@@ -137,17 +139,22 @@ def test_alibi_follows_its_paper(heads):
 
 
 def test_alibi_slopes_of_other_head_counts():
-  """The paper's code for 6 heads: those of 4, then every second of 8; MPT: all of 8, every second
-  first."""
-  eight = [2.0**-i for i in range(1, 9)]
-  assert alibi_slopes(6) == (2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, eight[0], eight[2])
-  assert alibi_slopes(6, mpt=True) == (eight[1], eight[3], eight[5], eight[7], eight[0], eight[2])
-  assert alibi_slopes(8, mpt=True) == alibi_slopes(8) == tuple(eight)
+  """For 6 heads, the paper's code has the slopes of 4 heads, then every second slope of 8 heads.
+
+  MPT has the slopes of 8 heads, those with odd indices first, and keeps the first 6.
+  """
+  slopes_of_4 = [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]
+  slopes_of_8 = [2.0**-i for i in range(1, 9)]
+  assert alibi_slopes(6) == (*slopes_of_4, *slopes_of_8[0:4:2])
+  assert alibi_slopes(6, mpt=True) == (*slopes_of_8[1::2], *slopes_of_8[0:4:2])
+  assert alibi_slopes(8, mpt=True) == alibi_slopes(8) == tuple(slopes_of_8)
 
 
 def test_the_alibi_of_falcon_is_rounded_to_bfloat16():
-  """Slopes and products with absolute positions in bfloat16, the sum with the logits divided by
-  sqrt(head_dim)."""
+  """Slopes and their products with absolute positions are rounded to bfloat16.
+
+  The bias is added to the logits before the division by sqrt(head_dim), so it is divided as well.
+  """
   k_pos = np.array([[0, 1, 7, 255, 257, 2047]])
   alibi = Alibi(Dims(64, 16, 16, 4, 128, 1), falcon=True)
   bias = np.asarray(jax.jit(alibi.bias)(POS[:1, :3], k_pos))
@@ -161,8 +168,10 @@ def test_the_alibi_of_falcon_is_rounded_to_bfloat16():
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_shaws_relative_positions_follow_their_paper(values, kv_heads):
-  """Shaw et al. 2018, equations 3 to 5: e_ij = q_i (k_j + aK_ij) / sqrt(H), z_i = sum_j alpha_ij
-  (v_j + aV_ij)."""
+  """Shaw et al. 2018, equations 3 to 5.
+
+  e_ij = q_i (k_j + aK_ij) / sqrt(H) and z_i = sum_j alpha_ij (v_j + aV_ij).
+  """
   B, T = POS.shape
   N = 4
   H = 6
@@ -189,8 +198,8 @@ def test_shaws_relative_positions_follow_their_paper(values, kv_heads):
 # DeepNorm
 
 
-def test_deepnorm_weights_are_those_of_its_table():
-  """Wang et al. 2022, figure 2, at the depths of its table: N encoder layers, M decoder layers."""
+def test_deepnorm_weights_follow_the_table_of_the_paper():
+  """Wang et al. 2022, the table in figure 2: N encoder layers and M decoder layers."""
   N = 18
   M = 6
   encoder = ((2 * N) ** (1 / 4), (8 * N) ** (-1 / 4))
@@ -208,7 +217,7 @@ DEEPNORM = Design(norm="layernorm", norm_position="deepnorm")
 
 
 @pytest.mark.parametrize("side, depths", [("encoder", (6, 0)), ("decoder", (0, 6))])
-def test_deepnorm_scales_all_kernels_but_those_of_query_and_key(side, depths):
+def test_deepnorm_scales_all_kernels_except_query_and_key(side, depths):
   dims = Dims(64, 4, 4, 16, 128, 6)
   alpha, beta = deepnorm_weights(*depths)[side]
   builder = StackBuilder(DEEPNORM, dims, causal=side == "decoder", deepnorm=(alpha, beta))
@@ -224,7 +233,7 @@ def test_deepnorm_scales_all_kernels_but_those_of_query_and_key(side, depths):
 
 
 def test_deepnorm_normalises_the_weighted_sum():
-  """`LayerNorm(alpha x + G(x))`."""
+  """A sublayer G returns `LayerNorm(alpha x + G(x))`."""
   x = normal(1, 3, 64)
   norm = DEEPNORM.make_norm(64, rngs())
   residual = Residual(lambda x, *_: (jnp.tanh(x), {}, None), out_norm=norm, alpha=1.5)
