@@ -365,6 +365,19 @@ def test_two_possible_keys_of_the_prediction_are_refused(refusal, keys):
   assert f"{keys[0]!r} and {keys[1]!r}" in output
 
 
+@pytest.mark.parametrize("key", ["reply", "llm_answer", "studentAnswer"])
+def test_references_beside_an_unknown_key_are_refused(refusal, key):
+  rows = [row | {key: "#### 99"} for row in SUMS]
+  output = refusal("gsm8k", ("r.jsonl", jsonl(SUMS)), ("p.jsonl", jsonl(rows)))
+  assert f"found the references' own values in 'answer', but '{key}' could be" in output
+
+
+@pytest.mark.parametrize("beside", [{}, {"question": "q"}, {"answer_score": 0.5}])
+def test_correct_answers_beside_facts_are_scored(score, beside):
+  rows = [row | beside for row in SUMS]
+  assert score("gsm8k", ("r.jsonl", jsonl(SUMS)), ("p.jsonl", jsonl(rows)))["exact_match"] == 100
+
+
 @pytest.mark.parametrize("field", ["id", "idx", "index", "qid", "question_id"])
 def test_numeric_ids_are_matched_in_any_order(score, field):
   """Beside another index, predictions are in the order of the references."""

@@ -36,7 +36,7 @@ from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.texts import METRICS
 
 from .benchmarks import BENCHMARKS, Benchmark, evaluation_name
-from .files import IDS, Ids, Row, name_of
+from .files import IDS, Ids, Row, name_of, refuse_references
 
 _FLAGS = ("references", "predictions", "compare", "bootstrap", "seed", "output")
 _SUITES = {"glue": glue.SUITE, "superglue": superglue.SUITE}
@@ -228,6 +228,8 @@ def _align_pair(
   elif len(entries) != len(rows):
     expected = f"{len(rows)} examples, expected one for each, in order"
     raise UserError(f"{path}: found {len(entries)} predictions without ids for {expected}")
+  values = [None if entry is None else entry[1] for entry in entries]
+  refuse_references(path, values, [row for _, row in rows])
   answers = []
   invalid = 0
   for (_, row), entry in zip(rows, entries):

@@ -261,10 +261,49 @@ def prediction_key(records: list[tuple[str, dict]]) -> str:
   return candidates[0]
 
 
+def refuse_references(path: str, values: Sequence[Any], references: Sequence[Any]) -> None:
+  """Refuse predictions that are the references' values if other columns could be the model's.
+
+  Args:
+    path: file of the predictions.
+    values: each example's value in the file.
+    references: each example's record in the references.
+
+  Raises:
+    UserError: all values are those of the same key in the references, the key does not name a
+      prediction, and the file has keys that neither the references have nor name a fact.
+  """
+  if not all(isinstance(reference, dict) for reference in references):
+    return
+  pairs = list(zip(values, references))
+  keys = [key for key in VALUES if all(key in row and row[key] == value for value, row in pairs)]
+  if not keys:
+    return
+  records = [row for _, row in rows(path) if isinstance(row, dict)]
+  if not records or keys[0] not in records[0]:
+    return
+  columns = dict.fromkeys(key for row in records for key in row)
+  if any(_is_prediction(key) for key in columns):
+    return
+  known_columns = {*IDS, *(key for reference in references for key in reference)}
+  unknown = [key for key in columns if key not in known_columns]
+  unknown = [key for key in unknown if _ABOUT_WORDS.isdisjoint(_words_of(key))]
+  if unknown:
+    names = ", ".join(repr(key) for key in unknown)
+    raise UserError(
+      f"{path}: found the references' own values in {keys[0]!r}, but {names} could be the "
+      "predictions; call the model's 'prediction'"
+    )
+
+
+def _words_of(key: str) -> list[str]:
+  separated = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
+  return re.split(r"[-_ ]", separated)
+
+
 def _is_prediction(key: str) -> bool:
   """Return whether a key names a prediction: `predicted_label` does, `pred_score` does not."""
-  separated = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
-  words = re.split(r"[-_ ]", separated)
+  words = _words_of(key)
   if words[0] == "model" and len(words) == 2:
     return words[1] in _MODEL_WORDS
   return not _PREDICTION_WORDS.isdisjoint(words) and _ABOUT_WORDS.isdisjoint(words)
