@@ -22,11 +22,14 @@ OLDER = (
   "rotary_pct",
 )
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+REMEDY = "with torch and transformers: PYTHONPATH=tests:. python -m parity.write_golden"
 
 
 def write(name, directory) -> dict:
   """Write the Hugging Face directory of a case; return the arrays of its golden file."""
-  golden = dict(np.load(GOLDEN / f"{name}.npz", allow_pickle=False))
+  path = GOLDEN / f"{name}.npz"
+  assert path.exists(), f"no {path.name} in tests/golden; {REMEDY} {name}"
+  golden = dict(np.load(path, allow_pickle=False))
   directory.mkdir()
   (directory / "config.json").write_text(str(golden["config"]))
   shapes = json.loads(str(golden["shapes"]))
@@ -36,7 +39,11 @@ def write(name, directory) -> dict:
 
 
 def test_every_case_has_its_file():
-  assert sorted(path.stem for path in GOLDEN.glob("*.npz")) == sorted(cases.CASES)
+  files = {path.stem for path in GOLDEN.glob("*.npz")}
+  missing = sorted(cases.CASES.keys() - files)
+  without_case = sorted(files - cases.CASES.keys())
+  assert not missing, f"no files in tests/golden; {REMEDY} {' '.join(missing)}"
+  assert not without_case, f"delete tests/golden/NAME.npz, or add a case, of {without_case}"
 
 
 @pytest.mark.parametrize("name", cases.CASES)
