@@ -94,7 +94,8 @@ def test_schedules_equal_their_closed_forms(name, arguments, expected):
 
 
 def test_all_schedules_are_tested():
-  assert {name for name, *_ in CASES} == set(SCHEDULES)
+  untested = set(SCHEDULES) - {name for name, *_ in CASES}
+  assert not untested, f"add to CASES the closed form of {sorted(untested)}"
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "warmup_stable_decay"])
