@@ -57,7 +57,9 @@ def run_in(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess
 
 def test_every_topic_has_tests():
   folders = (REPO / "t5x_like" / "contrib").glob("*/__init__.py")
-  assert {path.parent.name for path in folders} == set(topics.TOPICS)
+  incomplete = {path.parent.name for path in folders} ^ set(topics.TOPICS)
+  expected = "t5x_like/contrib/TOPIC/__init__.py and tests/contrib/TOPIC/cases.py"
+  assert not incomplete, f"expected {expected} of each of {sorted(incomplete)}"
 
 
 def test_tests_of_the_core_import_no_topic():
