@@ -25,7 +25,7 @@ from typing import Literal, Self, get_args
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.errors import DamageError, UserError
+from t5x_like.errors import DamageError, UserError, did_you_mean
 from t5x_like.files import ranges
 from t5x_like.files.shard_files import ShardFiles
 from t5x_like.store import manifest as manifests
@@ -85,7 +85,7 @@ class Store:
     files = ranges.open_shard_files(path, REMEDY)
     text = files.read(manifests.FILE)
     if text is None:
-      raise UserError(_missing_store_message(path))
+      raise UserError(missing_store_message(path))
     manifest = manifests.parse(text, files.name(manifests.FILE))
     table = _table(files, SHARDS_TABLE)
     shards = store_shards.read_shards(manifest, table, files.name(SHARDS_TABLE))
@@ -355,22 +355,43 @@ def _verify_checksums(files: ShardFiles, shards: Shards, checksums_SF: np.ndarra
       pool.shutdown(cancel_futures=True)
 
 
-def _missing_store_message(path: str) -> str:
+def missing_store_message(path: str) -> str:
   """Return the message for a path without a manifest: its content, and how to make a store."""
   directory = pathlib.Path(path)
-  is_local = "://" not in path
   content = "no such directory"
-  if is_local and directory.parent.is_dir():
-    children = directory.parent.iterdir()
-    splits = sorted(child.name for child in children if (child / manifests.FILE).is_file())
-    if directory.is_dir():
-      content = f"a directory without {manifests.FILE}"
-    elif splits:
-      content = f"no such split; there are {', '.join(splits)}"
-    if directory.with_name(f".{directory.name}.incomplete").exists():
-      content += "; an unfinished store exists, and the same prepare_data command finishes it"
-  output = directory.parent if is_local else "DIR"
+  output = "DIR"
+  if "://" not in path and directory.parent.is_file():
+    content = f"{directory.parent} is a file, not a directory"  # the output must not replace it
+  elif "://" not in path:
+    content = _describe_missing_store(directory)
+    output = str(directory.parent)
   return (
     f"{path}: no token store ({content}): make one with python -m tools.prepare_data --source=... "
     f"--vocabulary=... --output={output}"
   )
+
+
+def _describe_missing_store(directory: pathlib.Path) -> str:
+  """Return what a local path without a manifest holds, or the names that may have been meant."""
+  root = directory.parent
+  if directory.is_dir():
+    content = f"a directory without {manifests.FILE}"
+  elif _splits_of(root):
+    content = f"no such split; there are {', '.join(_splits_of(root))}"
+  elif not root.exists() and root.parent.is_dir():
+    siblings = [child for child in root.parent.iterdir() if child.is_dir() and _splits_of(child)]
+    candidates = [str(root.parent / child.name) for child in siblings]
+    content = f"no such directory{did_you_mean(str(root), ['builtin', *candidates])}"
+  else:
+    content = "no such directory"
+  if directory.with_name(f".{directory.name}.incomplete").exists():
+    content += "; an unfinished store exists, and the same prepare_data command finishes it"
+  return content
+
+
+def _splits_of(root: pathlib.Path) -> list[str]:
+  """Return the names of the splits of a local store."""
+  try:
+    return sorted(child.name for child in root.iterdir() if (child / manifests.FILE).is_file())
+  except OSError:
+    return []

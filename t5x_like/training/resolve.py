@@ -17,6 +17,7 @@ from t5x_like.files import file_names
 from t5x_like.files.paths import as_path
 from t5x_like.objectives import OBJECTIVES
 from t5x_like.slots import Slot
+from t5x_like.store.reader import missing_store_message
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
@@ -142,10 +143,11 @@ def load_task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   # web servers have files, but no directories
   manifest = as_path(f"{directory}/vocabulary/{vocabularies.MANIFEST}")
   if not (manifest.is_file() or manifest.parent.is_dir()):
-    reason = "no vocabulary in it" if as_path(directory).is_dir() else "no such directory"
+    if not as_path(directory).is_dir():
+      raise UserError(missing_store_message(directory))
     raise UserError(
-      f"{directory}: no token store ({reason}): make one with python -m tools.prepare_data "
-      f"--source=... --vocabulary=... --output={store}"
+      f"{directory}: no token store (no vocabulary in it): make one with python -m "
+      f"tools.prepare_data --source=... --vocabulary=... --output={store}"
     )
   return vocabularies.load(f"{directory}/vocabulary")
 

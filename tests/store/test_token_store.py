@@ -172,11 +172,16 @@ def test_where_documents_begin_in_windows(tmp_path, shard_tokens):
     ("zzz://bucket/train", ("zzz://",)),
     ("file://{tmp}/train", ("no token store",)),
     ("{tmp}/half", ("unfinished",)),
+    ("{tmp}/text.txt/train", ("text.txt is a file, not a directory", "--output=DIR")),
+    ("{tmp}/stoer/train", ("no such directory (did you mean '", "/store'?)")),
+    ("builtn/train", ("no such directory (did you mean 'builtin'?)",)),
   ],
 )
 def test_missing_stores_are_refused(address, names, intact_tokens, tmp_path):
   (tmp_path / "empty").mkdir()
   (tmp_path / ".half.incomplete" / "tokens").mkdir(parents=True)
+  (tmp_path / "text.txt").write_text("words")
+  shutil.copytree(intact_tokens[0], tmp_path / "store" / "train")
   with refuses(*names):
     TokenStore.open(address.format(tmp=tmp_path, stores=intact_tokens[0].parent))
 
