@@ -50,7 +50,8 @@ class _Pool:
 
   def __init__(self):
     self._open: dict[tuple[int, str, int], _Descriptor] = {}
-    self._lock = threading.Lock()
+    # Reentrant: the garbage collector may call `forget` while this thread holds it.
+    self._lock = threading.RLock()
     self._exceeded_limit = 0  # the limit when it was last exceeded
     self.get = self._open.get
 

@@ -6,6 +6,7 @@ are read one by one and not cached. An unanswered read is requested again; after
 run ends with a one-line error.
 """
 
+import collections
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -24,20 +25,25 @@ class _Budget:
 
   def __init__(self, num_bytes: int):
     self._unused = num_bytes
+    self._returned_sizes: collections.deque[int] = collections.deque()
     self._lock = threading.Lock()
 
   def take(self, size: int) -> bool:
     """Reserve `size` bytes if that many are unused, and return whether they were."""
     with self._lock:
+      while self._returned_sizes:
+        self._unused += self._returned_sizes.popleft()
       if size > self._unused:
         return False
       self._unused -= size
       return True
 
   def give_back(self, size: int) -> None:
-    """Make `size` reserved bytes unused again."""
-    with self._lock:
-      self._unused += size
+    """Make `size` reserved bytes unused again.
+
+    It takes no lock: the garbage collector may call it while this thread is in `take`.
+    """
+    self._returned_sizes.append(size)
 
 
 _budget = _Budget(CACHE_BYTES)

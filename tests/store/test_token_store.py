@@ -1,8 +1,10 @@
 """A token store returns what was written to it, for any window and any number of shards."""
 
+import gc
 import os
 import pathlib
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -100,6 +102,23 @@ def test_opening_opens_no_shard_and_the_pool_is_bounded(tmp_path, monkeypatch):
     assert 0 < open_descriptors() <= 50
   del store
   assert open_descriptors() == 0
+
+
+def test_a_store_may_be_collected_while_another_closes_files(tmp_path):
+  """The garbage collector may find a store in a reference cycle at any moment."""
+  store = write(tmp_path / "train", random_documents(2, 20))
+  cycle = [store]
+  cycle.append(cycle)
+
+  def collect_garbage():
+    with local_ranges._pool._lock:
+      gc.collect()
+
+  del store, cycle
+  collector = threading.Thread(target=collect_garbage, daemon=True)
+  collector.start()
+  collector.join(timeout=60)
+  assert not collector.is_alive()
 
 
 def test_files_are_closed_for_others_when_they_run_out(tmp_path, monkeypatch):
