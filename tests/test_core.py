@@ -10,9 +10,9 @@ import pytest
 import code_shape
 
 BOUNDS = {
-  "tokens": 596_000,
-  "tokens a line": 6.00,
-  "vague names in percent": 0.15,
+  "tokens": 598_500,
+  "tokens a line": 5.97,
+  "vague names in percent": 0.13,
   "core modules": 203,
   "circles": 0,
 }
