@@ -192,3 +192,8 @@ def test_an_unusable_file_of_names_is_refused(row, names, tmp_path):
   file = write_rows(tmp_path / "names.jsonl", row)
   with refuses(*names):
     _named_spans.load_finder("config.task.finder", file)
+
+
+def test_a_long_run_of_full_stops_is_cut_at_once():
+  run = "." * 500_000  # with the square of its length, half an hour
+  assert sentences(f"One{run}x two. Three.") == [f"One{run}x two.", "Three."]

@@ -25,7 +25,7 @@ _NAMES = rf"{_CAPITAL}(?:\s(?:of\s|the\s|de\s|von\s)?{_CAPITAL})*"
 _TITLED = rf"(?:Mr|Mrs|Ms|Dr|Prof|Rev|St|Capt|Col|Gen|Lt|Sgt)\s?\.\s{_NAMES}"
 _INSIDE = rf"(?<![.!?]\s)(?<![.!?][\"')\u201d]\s)(?<=[\w,;:]\s){_NAMES}"
 _SALIENT = re.compile(rf"(?<!\w)(?:{_DATE}|{_NUMBER}|{_TITLED}|{_INSIDE})(?!\w)")
-_END = re.compile(r"[.!?][.!?\"')\]\u2019\u201d]*(?=\s)")
+_END = re.compile(r"[.!?][.!?\"')\]\u2019\u201d]*+")  # a whole run, so that each is tried once
 _ABBREVIATED = re.compile(
   r"(?<!\w)(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|Rev|St|Capt|Col|Gen|Lt|Sgt|vs|etc|No)\.$"
 )
@@ -45,6 +45,8 @@ def sentences(text: str) -> list[str]:
   for line in text.splitlines():
     begin = 0
     for match in _END.finditer(line):
+      if not line[match.end() : match.end() + 1].isspace():
+        continue
       if not _ABBREVIATED.search(line, begin, match.start() + 1):
         pieces.append(line[begin : match.end()])
         begin = match.end()
