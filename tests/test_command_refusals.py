@@ -351,6 +351,8 @@ def test_a_workdir_of_another_config_is_refused(untouched, refused):
     "model.dropout: 0.1 there, 0.2 here",
     "seed: 0 there, 5 here",
     "optimizer.name",
+    "config.phases",
+    f"--config.init.workdir={untouched}",
   )
   refused(train.main, *SMALL, *flags, workdir=untouched, parts=(str(untouched), *keys))
   refused(

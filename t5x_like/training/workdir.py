@@ -125,10 +125,13 @@ def check_identity(
     changes = ", ".join(
       f"{key}: {_shorten(before.get(key))} there, {_shorten(now.get(key))} here" for key in refused
     )
-    raise UserError(
-      f"{workdir}: holds a run of another config ({changes}); use a new --workdir, or the config "
-      "that run was started with"
+    remedy = (
+      f"use a new --workdir, with --config.init.workdir={workdir} to begin with its weights, or "
+      "the config that run was started with"
     )
+    if "batch_size" in refused:
+      remedy += "; config.phases changes the batch size within a run"
+    raise UserError(f"{workdir}: holds a run of another config ({changes}); {remedy}")
   if not has_data:
     return []
   return [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed]
