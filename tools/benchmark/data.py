@@ -105,7 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument("--split", default="train", help="split of --store (default: train)")
   parser.add_argument(
-    "--tokens", type=int, default=100_000_000, help="size of the synthetic store (default: 1e8)"
+    "--tokens",
+    type=int,
+    default=100_000_000,
+    help="tokens of the synthetic store (default: %(default)s)",
   )
   parser.add_argument("--batch_size", type=int, default=128)
   parser.add_argument(
