@@ -320,7 +320,7 @@ def test_a_table_states_the_facts_of_the_median_run(file, finished_suite):
   task = json.loads((finished_suite.output / "results.json").read_text())["tasks"]["cola"]
   text = (finished_suite.output / file).read_text()
   for words in (
-    "up to 2, by the first of its details",
+    "(up to 2), chosen by the",
     "the lower of the two in the middle",
     f"{task['facts']['last']:.2f}",
     "4 of 8",

@@ -22,7 +22,7 @@ from t5x_like.saved_model import open_saved_model
 from t5x_like.training import imported_weights
 from tools import convert_hf, convert_t5x
 
-pytestmark = pytest.mark.runs
+pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("one_device")]
 
 NANO = "tests/recipes/nano.py"
 STEP = 1_200
