@@ -95,7 +95,7 @@ class Model:
   start_id = 0
   longest = 512
 
-  both = False
+  is_encoder_decoder = False
   longest_answer = None
 
   def __init__(self, answer: str = "", score=len):
