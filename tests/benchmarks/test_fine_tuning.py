@@ -321,7 +321,7 @@ def test_a_table_states_the_facts_of_the_median_run(file, finished_suite):
   text = (finished_suite.output / file).read_text()
   for words in (
     "(up to 2), chosen by the",
-    "the lower of the two in the middle",
+    "the lower of the middle two",
     f"{task['facts']['last']:.2f}",
     "4 of 8",
     f"jax {jax.__version__}",
