@@ -94,7 +94,7 @@ def test_the_benchmark_of_a_small_one(tmp_path, capfd):
   assert figures["tokens"] == 10**8
   assert figures["shards"] == 10**3
   assert figures["documents"] == 10**6
-  assert figures["open_files"] < 300
+  assert figures["open_files"] < 200
   assert figures["raw_tokens_per_second_again"] > 0
   assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
   assert not list(tmp_path.iterdir())
