@@ -125,6 +125,8 @@ class Base:
     unit: unit of the metric `loss`, for reports; "" if it has none.
     likelihood: whether the metric `loss` is the negative log-likelihood of the targets, in nats.
       Only then is it reported with their unigram entropy and, for tokens, as a perplexity.
+    predict_inputs: the inputs that `predict` takes for its models, for reports: "texts", "images",
+      or "images with texts" to choose from; () if it takes none.
   """
 
   model_inputs: ClassVar[tuple[str, ...]]
@@ -142,6 +144,7 @@ class Base:
   spare_classes: ClassVar[int] = 0
   unit: ClassVar[str] = ""
   likelihood: ClassVar[bool] = False
+  predict_inputs: ClassVar[tuple[str, ...]] = ()
 
   @classmethod
   def missing_features(cls, features: Collection[str]) -> list[str]:

@@ -26,6 +26,7 @@ class ImageTextObjective(Base):
   outputs = {"image_embeddings": 2, "text_embeddings": 2}
   reported_sums = ("loss", "correct")
   uses_batch_negatives = True
+  predict_inputs = ("images with texts",)
 
 
 def embed_in_chunks(

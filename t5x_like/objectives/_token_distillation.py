@@ -27,6 +27,8 @@ class TokenDistillation(DecoderTargets):
   weighted tokens. Subclasses have the field `share`.
   """
 
+  predict_inputs = ("texts",)
+
   def __post_init__(self):
     if not 0 <= self.share <= 1:
       raise UserError(f"config.objective.share: found {self.share}, expected a number from 0 to 1")

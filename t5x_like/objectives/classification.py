@@ -27,6 +27,7 @@ class Objective(Base):
   """
 
   unit = "mean of examples"
+  predict_inputs = ("texts", "images")
   model_inputs = ("encoder_input_tokens", "image")
   targets = "label"
   weights = "example_weights"

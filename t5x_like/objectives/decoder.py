@@ -21,6 +21,7 @@ class Objective(DecoderTargets):
 
   unit = "nats per target token"
   likelihood = True
+  predict_inputs = ("texts",)
 
   label_smoothing: float = 0.0
   z_loss: float = 0.0

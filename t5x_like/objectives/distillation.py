@@ -43,6 +43,7 @@ class Objective(Base):
   reported_sums = ("loss", "correct", "distillation_loss", "teacher_correct", "agreement")
   teacher = True
   unit = "mean of examples"
+  predict_inputs = ("images",)
 
   kind: Literal["hard", "soft"] = "hard"
   share: float = 0.5

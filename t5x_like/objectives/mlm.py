@@ -36,6 +36,7 @@ class Objective(EncoderTargets):
 
   unit = "nats per target token"
   likelihood = True
+  predict_inputs = ("texts",)
   reported_sums = (*EncoderTargets.reported_sums, "next_sentence_loss", "next_sentence_accuracy")
 
   z_loss: float = 0.0

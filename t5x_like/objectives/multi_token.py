@@ -25,6 +25,7 @@ class Objective(DecoderTargets):
 
   unit = "nats per target token"
   likelihood = True
+  predict_inputs = ("texts",)
   outputs = {"logits": 3, "next_logits": 3}
   reported_sums = ("loss", "z_loss", "correct", "next_loss", "next_correct")
 

@@ -29,6 +29,7 @@ class Objective(EncoderTargets):
 
   unit = "nats per target token"
   likelihood = True
+  predict_inputs = ("texts",)
   extra_features = ("encoder_span_starts", "encoder_span_ends")
   reported_sums = (*EncoderTargets.reported_sums, "span_boundary_loss", "span_boundary_accuracy")
   advice = "set --config.task.masking=spans"

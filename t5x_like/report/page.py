@@ -20,7 +20,6 @@ from t5x_like.config import flatten
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
 from t5x_like.files.paths import as_path
-from t5x_like.objectives import OBJECTIVES
 from t5x_like.redaction import redact_config
 from t5x_like.report import readable
 from t5x_like.report.charts import Metrics, charts, gaps, series
@@ -68,7 +67,7 @@ def write_report(workdir, address=None) -> pathlib.Path:
     benchmarks=_benchmarks(workdir / "suites"),
     samples=_samples(workdir / "samples"),
     pictures=_pictures(workdir / "pictures"),
-    next_steps=readable.next_steps(address, config, _last_step(rows), total_steps(config)),
+    next_steps=readable.next_steps(address, config, readable.last_step(rows), total_steps(config)),
     config=_sections(config),
     environment=environment,
     goodput=flat_object(workdir / "goodput.json"),
@@ -157,7 +156,7 @@ def metrics(workdir: pathlib.Path, config: dict[str, str]) -> Metrics:
   out.
   """
   rows = read_metrics(workdir)
-  objective = _objective(config)
+  objective = readable.objective_class(config)
   if objective is None or objective.likelihood:
     return Metrics(rows)
   for row in rows:
@@ -172,16 +171,8 @@ def loss_unit(config: dict[str, str]) -> str:
 
   It is empty for a loss without a unit, and for an objective that is not of this package.
   """
-  objective = _objective(config)
+  objective = readable.objective_class(config)
   return "" if objective is None else objective.unit
-
-
-def _objective(config: dict[str, str]) -> Any:
-  """Return the objective's class, or None if it is not one of this package."""
-  name = config.get("objective.name", "")
-  if name not in OBJECTIVES.names():
-    return None
-  return OBJECTIVES.find("config.objective.name", name)
 
 
 def _subtitle(config: dict[str, str]) -> str:
@@ -197,7 +188,7 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
     headlines.append({"label": label, "value": value, "note": note})
 
   if rows:
-    step = _last_step(rows)
+    step = readable.last_step(rows)
     total = total_steps(config)
     add("Steps", f"{step:,}", f"of {total:,}" if total else "")
   _, loss = series(rows, "train/loss")
@@ -225,11 +216,6 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
   if len(goodput):
     add("Goodput", f"{100 * goodput[-1]:.0f}%", "of the time since the first start")
   return headlines
-
-
-def _last_step(rows) -> int:
-  """Return the last step with metrics; 0 if there is none."""
-  return max((row["step"] for row in rows), default=0)
 
 
 def _sections(config: dict[str, str]) -> list[dict[str, Any]]:

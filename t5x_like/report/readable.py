@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like.objectives import OBJECTIVES
 from t5x_like.report.charts import Rows, series
 from t5x_like.report.charts import names as metric_names
 from t5x_like.report.numbers import duration, short
@@ -16,23 +17,20 @@ _SENTINEL = re.compile(r"(<extra_id_\d+>)")
 _MAX_WORDS = 500  # words of a text on the page; marking them takes quadratic time
 _MAX_CHARACTERS = 10_000
 _COUNT = re.compile(r"([\d,]+) parameters")
-# Objectives whose models `chat` and `predict` take texts for.
-_OF_TEXTS = frozenset(
-  "cached_distillation classification decoder dpo encoder_decoder grpo mlm multi_token orpo ppo "
-  "rloo span_boundary token_distillation".split()
-)
-# Objectives whose models `predict` takes images for, and those that also need texts to choose from.
-_OF_IMAGES = frozenset("classification contrastive detection distillation pairwise_sigmoid".split())
-_OF_PAIRS = frozenset(("contrastive", "pairwise_sigmoid"))
 BLANK = "____"
 Parts = list[tuple[str, str]]  # texts and their classes on the page
+
+
+def last_step(rows: Rows) -> int:
+  """Return the last step with metrics; 0 if there is none."""
+  return max((row["step"] for row in rows), default=0)
 
 
 def verdict(rows: Rows, total: int | None) -> str:
   """Summarize a run's outcome in a sentence or two; return "" if it has no metrics."""
   if not rows:
     return ""
-  progress = _progress(max(row["step"] for row in rows), total)
+  progress = _progress(last_step(rows), total)
   name, entropy = _validation(rows)
   if name is not None:
     steps, loss = series(rows, name)
@@ -128,6 +126,18 @@ def _seconds(rows: Rows) -> float:
   return total
 
 
+def objective_class(config: dict[str, str]) -> Any:
+  """Return the objective's class; None if it is not one of this package.
+
+  Args:
+    config: the run's config by dotted key.
+  """
+  name = config.get("objective.name", "")
+  if name not in OBJECTIVES.names():
+    return None
+  return OBJECTIVES.find("config.objective.name", name)
+
+
 def next_steps(
   workdir: str, config: dict[str, str], step: int, total: int | None
 ) -> list[dict[str, Any]]:
@@ -156,15 +166,17 @@ def next_steps(
   if step == 0:
     return steps
   add("Evaluate the newest checkpoint", "t5x_like.evaluate", f"--workdir={address}")
-  objective = config.get("objective.name", "")
+  objective = objective_class(config)
+  inputs = () if objective is None else objective.predict_inputs
+  inputs_of_images = {"images", "images with texts"}
   has_images = "features.image" in config
-  if not has_images and objective in _OF_TEXTS:
+  if not has_images and "texts" in inputs:
     add("Talk with it; --web opens a page", "t5x_like.chat", f"--workdir={address}")
     flags = (f"--workdir={address}", "--input=lines.txt", "--output=predictions.jsonl")
     add("Predict for each line of a file", "t5x_like.predict", *flags)
-  elif has_images and objective in _OF_IMAGES:
+  elif has_images and not inputs_of_images.isdisjoint(inputs):
     flags = [f"--workdir={address}", "--input=photos/", "--output=predictions.jsonl"]
-    if objective in _OF_PAIRS:
+    if "images with texts" in inputs:
       flags.append("--texts=texts.txt")
     add("Predict for each image of a folder", "t5x_like.predict", *flags)
   if total is None or step >= total:

@@ -41,6 +41,7 @@ class Objective(Base):
   outputs = {"logits": 3, "boxes": 3}
   reported_sums = ("loss", "class_loss", "l1_loss", "giou_loss", "matched_accuracy")
   spare_classes = 1
+  predict_inputs = ("images",)
 
   class_cost: float = 1.0
   l1: float = 5.0

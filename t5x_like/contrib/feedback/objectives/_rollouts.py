@@ -50,6 +50,7 @@ class RewardObjective(DecoderTargets):
   reported_sums = ("loss", "reward", "groups_with_signal", "kl", "completion_length")
   multi_row = True
   step_module = "rollouts"
+  predict_inputs = ("texts",)
   updates: ClassVar[int] = 1  # of the model from each batch of rollouts
   min_completions: ClassVar[int] = 2  # completions of a prompt
 

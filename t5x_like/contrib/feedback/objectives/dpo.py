@@ -36,6 +36,7 @@ class Objective(PreferenceObjective):
   """
 
   unit = "nats per pair of answers"
+  predict_inputs = ("texts",)
   reported_sums = (
     "loss",
     "correct",

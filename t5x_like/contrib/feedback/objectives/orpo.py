@@ -31,6 +31,7 @@ class Objective(PreferenceObjective):
     beta: the weight of the second term, the paper's lambda.
   """
 
+  predict_inputs = ("texts",)
   reported_sums = (
     "loss",
     "correct",
