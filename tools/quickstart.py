@@ -48,7 +48,7 @@ _TUNING = {
   "evals.dev.max_examples": 32,  # nothing is selected by it: there is one evaluation
 }
 _TASKS = tuple(docstrings.SUITE.tasks)
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 1.0  # each look reads the metrics of all steps
 _COLUMNS = 80  # of the terminal
 # Metrics of a step that depend on nothing but the parameters and the examples.
 _EXACT_METRICS = ("train/loss", "train/accuracy", "train/gradient_norm", "train/parameter_norm")
@@ -103,10 +103,9 @@ def main(argv: list[str] | None = None) -> None:
   _print_title("3/5 pretraining; beside it, four tasks learned from fresh weights")
   with _Command("t5x_like.train", *train_flags) as training:
     training.wait_for_file(workdir / IDENTITY_FILE)
-    with _Command(
-      *("t5x_like.evaluate", *suite_flags, "--from_scratch", f"--output={scratch}"),
-      log=workdir / "from_scratch.log",
-    ) as from_scratch:
+    scratch_flags = (*suite_flags, "--from_scratch", f"--output={scratch}")
+    log = workdir / "from_scratch.log"
+    with _Command("t5x_like.evaluate", *scratch_flags, log=log) as from_scratch:
       resumption = _kill_and_resume(training, train_flags, workdir, num_steps // 2)
       _print_title("4/5 sentences with gaps, filled by the model")
       sentences = _complete_sentences(workdir)
@@ -228,9 +227,9 @@ def _kill_and_resume(
   resumed = starts[-1]["step"]
   before = {row["step"]: row for row in rows if row["step"] > resumed}
   repeated = 0
-  for row in read_metrics(workdir):
+  for row in _training_rows(workdir):
     expected = before.get(row["step"])
-    if expected is None or _EXACT_METRICS[0] not in row:
+    if expected is None:
       continue
     for name in _EXACT_METRICS:
       if row[name] != expected[name]:
