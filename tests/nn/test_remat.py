@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from jax.extend.core import jaxprs_in_params
 
 from t5x_like.models import albert, gemma3, mixtral
 
@@ -52,7 +53,7 @@ def count_grouped_products(jaxpr) -> int:
   for equation in jaxpr.eqns:
     if equation.primitive.name.startswith("ragged_dot"):
       count += 1
-    for inner in jax.core.jaxprs_in_params(equation.params):
+    for inner in jaxprs_in_params(equation.params):
       count += count_grouped_products(inner)
   return count
 

@@ -82,10 +82,8 @@ def test_special_ids_are_the_tokenizers_own(loaded, kind):
   )
   assert tuple(getattr(loaded[kind], name) for name in names) == SPECIAL[kind]
   assert loaded[kind].extra_ids == (100 if kind == "t5" else 0)
-  assert (
-    set(filter(None.__ne__, (loaded[kind].pad_id, loaded[kind].mask_id)))
-    <= loaded[kind].special_ids
-  )
+  ids = {loaded[kind].pad_id, loaded[kind].mask_id} - {None}
+  assert ids <= loaded[kind].special_ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
