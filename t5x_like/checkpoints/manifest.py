@@ -116,8 +116,10 @@ def read_manifest(fetch: Callable[[], str], step: int) -> dict[str, Any]:
     if isinstance(manifest, dict):
       found_format = manifest.get("format")
     raise DamagedStep(f"manifest has format {found_format!r}, expected {FORMAT!r}")
-  if manifest.pop("digest", None) != digest(manifest) or manifest["step"] != step:
+  if manifest.pop("digest", None) != digest(manifest):
     raise DamagedStep("manifest does not match its own digest")
+  if manifest["step"] != step:
+    raise DamagedStep(f"manifest is of step {manifest['step']!r}, expected {step}; it was copied")
   for name in manifest["tensors"]:
     if not file_names.is_inside(name):
       raise DamagedStep(

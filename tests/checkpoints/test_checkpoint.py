@@ -214,6 +214,10 @@ def edit_manifest(directory, step):
   path.write_text(json.dumps(manifest))
 
 
+def take_another_manifest(directory, step):
+  shutil.copy(manifest_of(directory, step - 1), manifest_of(directory, step))
+
+
 def describe_nothing(directory, step):
   (directory / str(step) / "state" / "_METADATA").write_text("1")
 
@@ -229,6 +233,7 @@ DAMAGES = [
   lose_data,
   lose_manifest,
   edit_manifest,
+  take_another_manifest,
   describe_nothing,
   describe_arrays_as_numbers,
 ]
@@ -245,6 +250,12 @@ def saved(tmp_path_factory):
 @pytest.fixture
 def copy(saved, tmp_path):
   return shutil.copytree(saved, tmp_path / "copy")
+
+
+def test_a_manifest_of_another_step_is_named(copy):
+  take_another_manifest(copy, 3)
+  with refuses("manifest is of step 2, expected 3", error=DamageError):
+    Checkpoints(copy).restore(abstract_state(), step=3)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
