@@ -83,10 +83,9 @@ class ImageStore:
     for name in arrays:
       self.notes[name] = store.read_values(name), np.diff(store.read_ends(name), prepend=0)
     class_count = f" of {len(self.classes)} classes" if self.classes else ""
-    print(
-      f"data: {self.path}: {self.num_images:,} images{class_count}"
-      f"{describe_skipped(self.skipped)}; {store.verification}",
-      flush=True,
+    prepared.announce(
+      f"{self.path}: {self.num_images:,} images{class_count}"
+      f"{describe_skipped(self.skipped)}; {store.verification}"
     )
 
   @property

@@ -76,9 +76,8 @@ class ExampleStore:
     self.lengths = {name: np.diff(ends, prepend=0) for name, ends in self.ends.items()}
     sizes = ", ".join(f"{counts[name]:,} tokens of {name}" for name in streams)
     skipped = describe_skipped(store.manifest.skipped)
-    print(
-      f"data: {self.path}: {self.num_examples:,} examples, {sizes}{skipped}; {store.verification}",
-      flush=True,
+    prepared.announce(
+      f"{self.path}: {self.num_examples:,} examples, {sizes}{skipped}; {store.verification}"
     )
 
   @property

@@ -14,6 +14,7 @@ import math
 
 import numpy as np
 
+from t5x_like.data import prepared
 from t5x_like.data.features import Feature, Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.supervised.labelled import batch_from_reader
@@ -76,10 +77,9 @@ class Arguments(TaskArguments):
       return self._build_built_in()
     examples = _open(self.store, self.split, self.verify)
     features = _store_features(examples)
-    print(
-      f"data: {examples.path}: {examples.num_items:,} examples with "
-      f"{_describe_teacher(examples)}; {examples.verification}",
-      flush=True,
+    prepared.announce(
+      f"{examples.path}: {examples.num_items:,} examples with "
+      f"{_describe_teacher(examples)}; {examples.verification}"
     )
 
     def read(index_B: np.ndarray) -> dict[str, np.ndarray]:

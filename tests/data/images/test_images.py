@@ -13,7 +13,7 @@ from image_files import NOISE, ODD, encode, folders
 from refusals import refuses
 from t5x_like.corpora import image_files
 from t5x_like.corpora.sources import open_source
-from t5x_like.data import loader, random, task
+from t5x_like.data import loader, prepared, random, task
 from t5x_like.data.images import store
 from t5x_like.data.images.mixing import find_partners
 from t5x_like.quiet_tensorflow import tf
@@ -43,6 +43,12 @@ def zip_files(path, files: dict[str, bytes]) -> str:
 
 def pixels_of(content: bytes) -> np.ndarray:
   return np.asarray(Image.open(io.BytesIO(content)))
+
+
+def test_a_line_about_the_data_is_printed_once(capsys):
+  for _ in range(2):
+    prepared.announce("a store of one image")
+  assert capsys.readouterr().out == "data: a store of one image\n"
 
 
 def test_unusable_files_are_counted_and_images_are_stored_as_8_bit_grey_or_rgb(tmp_path, capsys):
