@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from t5x_like import train
 from t5x_like.files.mirror import copy_small_files
 from t5x_like.files.paths import check_directory
-from t5x_like.library.task import config_of
+from t5x_like.library.task import config_of, override_texts
 from t5x_like.report.writer import read_metrics
 
 
@@ -34,6 +34,9 @@ class Run:
     self, config: str | ConfigDict, workdir: str, overrides: Sequence[str] | Mapping[str, Any] = ()
   ):
     self.config = config_of(config, overrides)
+    self._flags: list[str] = []
+    if isinstance(config, str):
+      self._flags = train.recipe_flags(config, override_texts(overrides))
     self.workdir = check_directory(workdir)
 
   def train(
@@ -56,7 +59,7 @@ class Run:
       Preempted: a signal stopped the run; its state is saved.
       NumericError: the loss or the state is not finite.
     """
-    train.train_config(self.config, self.workdir, from_step, profile, callbacks)
+    train.train_config(self.config, self.workdir, from_step, profile, callbacks, self._flags)
 
   def metrics(self) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`: `step`, and values by name."""

@@ -8,6 +8,7 @@ state saved (docs/reference/exit-codes.md).
 """
 
 import argparse
+from collections.abc import Sequence
 
 from t5x_like import command_line, recipes
 from t5x_like.command_line import flag
@@ -45,13 +46,28 @@ def main(argv: list[str]) -> None:
   args, overrides, window = parse(argv)
   config = recipes.load(args.config, overrides)
   check_profile(args.profile, window, config)
-  train_config(config, args.workdir, args.from_step, window)
+  flags = recipe_flags(args.config, overrides)
+  train_config(config, args.workdir, args.from_step, window, flags=flags)
+
+
+def recipe_flags(recipe: str, overrides: Sequence[str]) -> list[str]:
+  """Return the flags of a recipe and its overrides, such as `--config.total_steps=100`."""
+  return [f"--config={recipe}", *(f"--config.{override}" for override in overrides)]
 
 
 def train_config(
-  config, workdir: str, from_step: int | None = None, profile: range | None = None, callbacks=()
+  config,
+  workdir: str,
+  from_step: int | None = None,
+  profile: range | None = None,
+  callbacks=(),
+  flags: Sequence[str] = (),
 ) -> None:
-  """Train a recipe's config to its end in a workdir; see `t5x_like.runs.Run`."""
+  """Train a recipe's config to its end in a workdir; see `t5x_like.runs.Run`.
+
+  Args:
+    flags: the flags that made the config, for the workdir's history.
+  """
   from t5x_like.config import check_values
   from t5x_like.data import open_values
 
@@ -67,7 +83,7 @@ def train_config(
     process.log(note)
   data.use_cache(workdir)
   cache_note = compile_cache.enable(workdir)
-  with open_training_run(config, workdir, from_step) as run:
+  with open_training_run(config, workdir, from_step, flags) as run:
     process.log(f"  {cache_note}")
     run.session.callbacks += callbacks
     loop.train(run, profile=profile)

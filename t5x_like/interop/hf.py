@@ -242,6 +242,18 @@ def save(
     ) from error
 
 
+def has_form(model: nnx.Module) -> bool:
+  """Return whether `save` has a form for a model, which may be abstract."""
+  try:
+    model_type, _ = _write_config(model, None)
+    mapping = TensorMapping(model)
+    model_type.map_tensors(mapping)
+    _check_parameters(mapping, model_type.name)
+  except UserError:
+    return False
+  return True
+
+
 def _check_parameters(mapping: TensorMapping, where: str) -> None:
   """Raise UserError for a parameter that no tensor contains."""
   mapped = {path for tensor in mapping.tensors for path, _ in tensor.parts}

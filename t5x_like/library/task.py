@@ -97,6 +97,13 @@ class Task:
     return f"<{type(self).__name__} {self.name}: {len(self):,} examples>"
 
 
+def override_texts(overrides: Sequence[str] | Mapping[str, Any]) -> Sequence[str]:
+  """Return `KEY=VALUE` for each override."""
+  if isinstance(overrides, Mapping):
+    return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+  return overrides
+
+
 def config_of(
   config: str | ConfigDict, overrides: Sequence[str] | Mapping[str, Any] = ()
 ) -> ConfigDict:
@@ -107,8 +114,7 @@ def config_of(
   Raises:
     UserError: there is no such recipe, or a key or value is invalid.
   """
-  if isinstance(overrides, Mapping):
-    overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+  overrides = override_texts(overrides)
   if isinstance(config, str):
     return recipes.load(config, overrides)
   overridden = config_lib.apply_overrides(ConfigDict(config.to_dict()), overrides, "config")

@@ -12,6 +12,7 @@ import pathlib
 import re
 from typing import Any
 
+import jax
 import jinja2
 from markupsafe import Markup, escape
 
@@ -20,11 +21,14 @@ from t5x_like.config import flatten
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
 from t5x_like.files.paths import as_path
+from t5x_like.interop import hf
 from t5x_like.redaction import redact_config
 from t5x_like.report import readable
 from t5x_like.report.charts import Metrics, charts, gaps, series
 from t5x_like.report.charts import names as metric_names
 from t5x_like.report.writer import read_metrics
+from t5x_like.saved_model.model import merge_for_export
+from t5x_like.saved_model.workdir import find_run
 
 FILE = "report.html"
 _MAX_SAMPLES = 8  # of each task
@@ -67,7 +71,14 @@ def write_report(workdir, address=None) -> pathlib.Path:
     benchmarks=_benchmarks(workdir / "suites"),
     samples=_samples(workdir / "samples"),
     pictures=_pictures(workdir / "pictures"),
-    next_steps=readable.next_steps(address, config, readable.last_step(rows), total_steps(config)),
+    next_steps=readable.next_steps(
+      address,
+      config,
+      readable.last_step(rows),
+      total_steps(config),
+      flags=_recipe_flags(starts),
+      has_export=_has_export(workdir),
+    ),
     config=_sections(config),
     environment=environment,
     goodput=flat_object(workdir / "goodput.json"),
@@ -125,6 +136,24 @@ def _starts(path: pathlib.Path):
 
   for row, _ in checked_json.read_rows(local.read_content(path) or b"", path, check):
     yield row
+
+
+def _recipe_flags(starts: list[dict[str, Any]]) -> list[str]:
+  """Return the recipe's flags of the last start that has them; [] if none has."""
+  for row in reversed(starts):
+    flags = row.get("flags")
+    if isinstance(flags, list) and flags:
+      return [flag for flag in flags if re.match(r"--config[.=]", str(flag))]
+  return []
+
+
+def _has_export(workdir: pathlib.Path) -> bool:
+  """Return whether `transformers` has a form of the run's model."""
+  try:
+    run = find_run(str(workdir), None)
+    return run is not None and hf.has_form(jax.eval_shape(merge_for_export, run.model))
+  except UserError:  # a config without a complete model
+    return False
 
 
 def flat_object(path: pathlib.Path) -> dict[str, str]:

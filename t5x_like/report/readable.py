@@ -3,6 +3,7 @@
 import datetime
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,13 @@ def objective_class(config: dict[str, str]) -> Any:
 
 
 def next_steps(
-  workdir: str, config: dict[str, str], step: int, total: int | None
+  workdir: str,
+  config: dict[str, str],
+  step: int,
+  total: int | None,
+  *,
+  flags: Sequence[str] = (),
+  has_export: bool = False,
 ) -> list[dict[str, Any]]:
   """Return the commands that suit a run, in the order of their use: {label, words}.
 
@@ -150,10 +157,13 @@ def next_steps(
     config: the run's config by dotted key; without one there are no commands.
     step: the last step with metrics; 0 if there is none.
     total: the last step of the config, if it has one.
+    flags: the recipe's, as the run was started; a recipe of an unknown name is RECIPE.
+    has_export: whether `tools.convert_hf` can export the model.
   """
   if not config:
     return []
   address = workdir.rstrip("/") or workdir
+  flags = tuple(flags) or ("--config=RECIPE",)
   steps = []
 
   def add(label: str, module: str, *flags: str) -> None:
@@ -161,8 +171,7 @@ def next_steps(
     steps.append({"label": label, "words": [shlex.quote(word) for word in words]})
 
   if total is not None and step < total:
-    label = f"Train to step {total:,}, with the recipe and flags of the start"
-    add(label, "t5x_like.train", "--config=RECIPE", f"--workdir={address}")
+    add(f"Train to step {total:,}", "t5x_like.train", *flags, f"--workdir={address}")
   if step == 0:
     return steps
   add("Evaluate the newest checkpoint", "t5x_like.evaluate", f"--workdir={address}")
@@ -172,19 +181,20 @@ def next_steps(
   has_images = "features.image" in config
   if not has_images and "texts" in inputs:
     add("Talk with it; --web opens a page", "t5x_like.chat", f"--workdir={address}")
-    flags = (f"--workdir={address}", "--input=lines.txt", "--output=predictions.jsonl")
-    add("Predict for each line of a file", "t5x_like.predict", *flags)
+    files = ("--input=lines.txt", "--output=predictions.jsonl")
+    add("Predict for each line of a file", "t5x_like.predict", f"--workdir={address}", *files)
   elif has_images and not inputs_of_images.isdisjoint(inputs):
-    flags = [f"--workdir={address}", "--input=photos/", "--output=predictions.jsonl"]
+    files = ["--input=photos/", "--output=predictions.jsonl"]
     if "images with texts" in inputs:
-      flags.append("--texts=texts.txt")
-    add("Predict for each image of a folder", "t5x_like.predict", *flags)
+      files.append("--texts=texts.txt")
+    add("Predict for each image of a folder", "t5x_like.predict", f"--workdir={address}", *files)
   if total is None or step >= total:
-    flags = ("--config=RECIPE", f"--workdir={address}-next", f"--config.init.workdir={address}")
+    directories = (f"--workdir={address}-next", f"--config.init.workdir={address}")
+    recipe = [flag for flag in flags if not flag.startswith("--config.init.")]
     label = "Train on from its weights, with this recipe or one of fine-tuning"
-    add(label, "t5x_like.train", *flags)
-  flags = (f"--input={address}", "--output=exported")
-  add("Export for transformers, if its family has that form", "tools.convert_hf", *flags)
+    add(label, "t5x_like.train", *recipe, *directories)
+  if has_export:
+    add("Export for transformers", "tools.convert_hf", f"--input={address}", "--output=exported")
   return steps
 
 

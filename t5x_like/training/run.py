@@ -348,7 +348,7 @@ class TrainingRun:
 
 @contextlib.contextmanager
 def open_training_run(
-  config: ConfigDict, workdir: str, from_step: int | None = None
+  config: ConfigDict, workdir: str, from_step: int | None = None, flags: Sequence[str] = ()
 ) -> Iterator[TrainingRun]:
   """Open a run, resuming it if the workdir holds one.
 
@@ -361,8 +361,9 @@ def open_training_run(
     workdir: a directory, made if missing, or an address that fsspec knows.
     from_step: a saved step to return to, once. Later steps are set aside; later starts with the
       same `from_step` continue normally.
+    flags: the flags that made the config, for the workdir's history.
   """
   address = check_directory(workdir)
   assembly = assemble(config, address)
-  with Session(address, assembly, from_step) as session:
+  with Session(address, assembly, from_step, flags) as session:
     yield TrainingRun(assembly, session)

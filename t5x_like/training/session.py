@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -65,6 +65,7 @@ class Session(contextlib.AbstractContextManager):
     address: a directory, made if missing, or an address that fsspec knows.
     assembly: the parts of the run.
     from_step: a saved step to return to, once: not again at later starts with the same `from_step`.
+    flags: the flags that made the run's config, for the history.
 
   Attributes:
     address: as given.
@@ -81,7 +82,13 @@ class Session(contextlib.AbstractContextManager):
       the processes have different configs, data or code.
   """
 
-  def __init__(self, address: str, assembly: Assembly, from_step: int | None = None):
+  def __init__(
+    self,
+    address: str,
+    assembly: Assembly,
+    from_step: int | None = None,
+    flags: Sequence[str] = (),
+  ):
     config = assembly.config
     self.address = address
     self.identity = assembly.identity
@@ -90,6 +97,7 @@ class Session(contextlib.AbstractContextManager):
     self._assembly = assembly
     self._config = config
     self._from_step = from_step
+    self._flags = flags
     self._primary = process.is_first()
     self.callbacks: list[Callable[[int, dict[str, float]], object]] = []
     self._writer: MetricsWriter | None = None
@@ -180,7 +188,13 @@ class Session(contextlib.AbstractContextManager):
       workdirs.write_identity(self.workdir, self.identity)
       workdirs.write_json(self.workdir, "environment.json", environment)
       workdirs.add_start(
-        self.workdir, step, self.identity, self._changes, environment, self._from_step
+        self.workdir,
+        step,
+        self.identity,
+        self._changes,
+        environment,
+        self._from_step,
+        self._flags,
       )
       self._assembly.task.vocabulary.save(self.workdir / "vocabulary")
       self._recorded_save = step > 0

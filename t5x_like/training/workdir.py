@@ -7,6 +7,7 @@ for each start, first save and rollback.
 import datetime
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from t5x_like import config as config_lib
@@ -16,7 +17,7 @@ from t5x_like.files import exclusive, file_names, local
 from t5x_like.files.leases import Lease
 from t5x_like.files.locks import Lock
 from t5x_like.files.paths import as_path
-from t5x_like.redaction import redact_config
+from t5x_like.redaction import redact_config, redact_word
 from t5x_like.saved_model.workdir import (
   HISTORY_FILE,
   IDENTITY_FILE,
@@ -230,16 +231,20 @@ def add_start(
   changes: list[str],
   environment: dict,
   from_step: int | None = None,
+  flags: Sequence[str] = (),
 ) -> None:
   """Add a line to `history.jsonl` for a start: time, step, config digest, changes and environment.
 
-  The first line, and every line after a change of the config, also has the config.
+  It also has the recipe's flags, without secrets. The first line, and every line after a change of
+  the config, has the config.
 
   Raises:
     UserError: the file cannot be written.
   """
   digest = identity_digest(identity)
   row = {"step": step, "config_digest": digest, "changes": changes, "environment": environment}
+  if flags:
+    row["flags"] = [redact_word(word) for word in flags]
   if from_step is not None:
     row["from_step"] = from_step
   recorded_config = last_config(read_history(workdir))

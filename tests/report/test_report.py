@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 import xml.etree.ElementTree as ElementTree
 
@@ -157,7 +158,8 @@ def test_keys_of_a_config_are_in_its_sections(tmp_path):
 
 def commands(workdir, **changes):
   config = {"objective.name": "decoder", "features.decoder_target_tokens": "[9]"} | changes
-  return {step["words"][2]: step["words"][3:] for step in next_steps(workdir, config, 60, 60)}
+  steps = next_steps(workdir, config, 60, 60, has_export=True)
+  return {step["words"][2]: step["words"][3:] for step in steps}
 
 
 def test_commands_that_go_on_suit_the_run_and_name_its_workdir():
@@ -180,6 +182,37 @@ def test_commands_that_go_on_suit_the_run_and_name_its_workdir():
   (first, *_) = next_steps("a", {"model.name": "t5"}, 30, 60)
   assert first["words"][2:] == ["t5x_like.train", "--config=RECIPE", "--workdir=a"]
   assert "step 60" in first["label"]
+
+
+def test_commands_repeat_the_flags_of_the_start():
+  config = {"model.name": "t5"}
+  flags = ["--config=configs/t5/base.py:tiny", "--config.init.workdir=old", "--config.seed=7"]
+  (first, *_) = next_steps("a", config, 30, 60, flags=flags)
+  assert first["words"][3:] == [*flags, "--workdir=a"]
+  *_, last = next_steps("a", config, 60, 60, flags=flags)
+  init = "--config.init.workdir=a"
+  assert last["words"][3:] == [flags[0], flags[2], "--workdir=a-next", init]
+
+
+def test_the_recipe_of_a_run_is_in_its_page(trained, tmp_path):
+  """The command that the page shows continues the run, with the flags of the last start."""
+  run = shutil.copytree(trained, tmp_path / "run")
+  assert "--config=tests/recipes/nano.py" in plain(write_report(run))
+  rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+  rows[0]["flags"] += ["--evil", 7]
+  (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  page = plain(write_report(run))
+  assert "--config.total_steps=4" in page
+  assert "--evil" not in page
+
+
+def test_export_is_offered_where_the_model_has_a_form(trained, tmp_path):
+  run = shutil.copytree(trained, tmp_path / "run")
+  assert "tools.convert_hf" in plain(write_report(run))
+  config = json.loads((run / "config.json").read_text())
+  config["model"]["design"] = {"position": "sinusoidal"}
+  (run / "config.json").write_text(json.dumps(config))
+  assert "tools.convert_hf" not in plain(write_report(run))
 
 
 def test_the_page_names_the_address_of_a_workdir(tmp_path):
