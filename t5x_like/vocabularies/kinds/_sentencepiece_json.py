@@ -32,9 +32,10 @@ BPE = 2
 _BYTE_SPELLING = 6  # characters of a byte's piece, `<0x41>`
 _BYTE_CHARACTERS = "<0123456789ABCDEFx>"
 _NFKC = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")  # names of normalisers
-# control characters that `nmt_nfkc` removes from texts
-_BARRIER = "\x01"
-_PLACEHOLDER = "\x02"
+# The characters that stand for a barrier and for the fullwidth tilde between the steps: control
+# characters where the charsmap removes them from texts, else two of Unicode's noncharacters.
+_REMOVED_CHARACTERS = ("\x01", "\x02")
+_NONCHARACTERS = ("\ufdd0", "\ufdd1")
 _FULLWIDTH_TILDE = "\uff5e"  # SentencePiece keeps it; NFKC turns it into a tilde
 _LAST_MARK = "\u0345"  # the mark that canonical order puts after all others
 # characters besides marks that belong to the cluster of the character before them
@@ -126,12 +127,15 @@ def _normalizers(spec) -> list[dict[str, Any]]:
   steps = []
   charsmap = spec.precompiled_charsmap
   if charsmap:
+    barrier, placeholder = _NONCHARACTERS
+    if spec.name.startswith("nmt_"):
+      barrier, placeholder = _REMOVED_CHARACTERS
     if spec.name in _NFKC:
-      steps += _nfkc(charsmap)
+      steps += _nfkc(charsmap, barrier, placeholder)
     encoded = base64.b64encode(charsmap).decode()
     steps.append({"type": "Precompiled", "precompiled_charsmap": encoded})
     if spec.name in _NFKC:
-      steps.append(_replace(_BARRIER, ""))
+      steps.append(_replace(barrier, ""))
   if spec.remove_extra_whitespaces:
     steps.append(_replace_all(r"(?<![\s\S]) +| +(?![\s\S])", ""))
     steps.append(_replace_all(" {2,}", " "))
@@ -139,10 +143,12 @@ def _normalizers(spec) -> list[dict[str, Any]]:
     steps.append({"type": "Prepend", "prepend": " "})
   if spec.escape_whitespaces:
     steps.append(_replace(" ", WORD))
+    if spec.remove_extra_whitespaces:  # the library removes the marks that a text ends with, too
+      steps.append(_replace_all(rf"{WORD}+(?![\s\S])", ""))
   return steps
 
 
-def _nfkc(charsmap: bytes) -> list[dict[str, Any]]:
+def _nfkc(charsmap: bytes, barrier: str, placeholder: str) -> list[dict[str, Any]]:
   """Return the steps that compose characters as the rules of a charsmap do.
 
   The tokenizers library applies a charsmap to single characters and to short clusters, of which it
@@ -150,7 +156,7 @@ def _nfkc(charsmap: bytes) -> list[dict[str, Any]]:
   marks of a letter and compose it with any of them, whereas SentencePiece applies the longest rule
   from the left. A barrier therefore stands before each mark that no rule joins to the characters
   before it. Ids may differ for marks on letters that Unicode added since 2017, which the library's
-  NFKC does not know and, under `nfkc` and `nfkc_cf`, for U+0001, U+0002 and U+2581.
+  NFKC does not know and, under `nfkc` and `nfkc_cf`, for the noncharacters U+FDD0 and U+FDD1.
   """
   marks = _combining_marks()
   letters = collections.defaultdict(set)
@@ -162,11 +168,11 @@ def _nfkc(charsmap: bytes) -> list[dict[str, Any]]:
   before_mark = rf"(?<=[\s\S])(?={_character_class(marks)})(?!{'|'.join(joined)})"
   pattern = f"{before_mark}|(?<=[{_OPEN_SYLLABLES}])(?=[{_FINALS}])"
   return [
-    _replace(_PLACEHOLDER, _BARRIER),
-    _replace(_FULLWIDTH_TILDE, _PLACEHOLDER),
-    _replace_all(pattern, _BARRIER),
+    _replace(placeholder, barrier),
+    _replace(_FULLWIDTH_TILDE, placeholder),
+    _replace_all(pattern, barrier),
     {"type": "NFKC"},
-    _replace(_PLACEHOLDER, _FULLWIDTH_TILDE),
+    _replace(placeholder, _FULLWIDTH_TILDE),
   ]
 
 
