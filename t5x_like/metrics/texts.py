@@ -230,8 +230,8 @@ def reference_texts(value: Any) -> list[str]:
   TriviaQA's value and all its aliases are right. Null gives no texts.
 
   Raises:
-    ValueError: the field holds a Boolean, a number that is not finite, or an object of another
-      form.
+    ValueError: the field holds a Boolean, a number that is not finite, null in a list, or an object
+      of another form.
   """
   if value is None:
     return []
@@ -242,6 +242,8 @@ def reference_texts(value: Any) -> list[str]:
   if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
     return [str(value)]
   if isinstance(value, list | tuple):
+    if None in value:
+      raise ValueError("found a list with null in it, expected texts or numbers; remove it")
     return [text for element in value for text in reference_texts(element)]
   if isinstance(value, dict):
     return _answer_texts(value)
