@@ -77,16 +77,18 @@ def train_config(
   from t5x_like.runtime import compile_cache, process
   from t5x_like.training import loop
   from t5x_like.training.run import open_training_run
+  from t5x_like.training.workdir import remove_if_refused
 
   process.prepare()
   for note in notes:
     process.log(note)
   data.use_cache(workdir)
-  cache_note = compile_cache.enable(workdir)
-  with open_training_run(config, workdir, from_step, flags) as run:
-    process.log(f"  {cache_note}")
-    run.session.callbacks += callbacks
-    loop.train(run, profile=profile)
+  with remove_if_refused(workdir):
+    cache_note = compile_cache.enable(workdir)
+    with open_training_run(config, workdir, from_step, flags) as run:
+      process.log(f"  {cache_note}")
+      run.session.callbacks += callbacks
+      loop.train(run, profile=profile)
 
 
 def _parse_profile(text: str | None) -> range | None:

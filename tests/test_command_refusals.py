@@ -52,7 +52,10 @@ def only_error(code: int, err: str, expected: int = 2) -> str:
 
 @pytest.fixture
 def refused(capsys, tmp_path):
-  """Call a command in this process, and check that its only error line holds all `parts`."""
+  """Call a command in this process, and check that its only error line holds all `parts`.
+
+  It must not leave a workdir that it made.
+  """
 
   def call(
     main,
@@ -62,13 +65,16 @@ def refused(capsys, tmp_path):
     recipe: str | None = NANO,
     code: int = 2,
   ) -> None:
-    argv = [f"--workdir={workdir or tmp_path / 'run'}"]
+    workdir = pathlib.Path(workdir or tmp_path / "run")
+    is_new = not workdir.exists()
+    argv = [f"--workdir={workdir}"]
     if recipe:
       argv.append(f"--config={recipe}")
     capsys.readouterr()
     line = only_error(main([*argv, *flags]), capsys.readouterr().err, code)
     for part in parts:
       assert part in line
+    assert not (is_new and workdir.exists())
 
   return call
 

@@ -24,6 +24,7 @@ import stat
 from collections.abc import Callable
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from t5x_like import trust
 from t5x_like.errors import one_line
@@ -78,6 +79,14 @@ def enable(workdir: str) -> str:
   return (
     f"compiled programs are kept in {path}: {len(entries)} of {sum(entries) / 1e6:,.0f} MB{notes}"
   )
+
+
+def forget(workdir) -> None:
+  """Stop keeping programs in a workdir, so that it can be removed."""
+  directory = jax.config.jax_compilation_cache_dir
+  if directory and pathlib.Path(directory).is_relative_to(pathlib.Path(workdir).absolute()):
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
 
 
 def measure_once(name: str, measure: Callable[[], float]) -> float:

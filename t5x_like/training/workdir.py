@@ -4,10 +4,12 @@
 for each start, first save and rollback.
 """
 
+import contextlib
 import datetime
 import json
 import pathlib
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from t5x_like import config as config_lib
@@ -16,8 +18,9 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files import exclusive, file_names, local
 from t5x_like.files.leases import Lease
 from t5x_like.files.locks import Lock
-from t5x_like.files.paths import as_path
+from t5x_like.files.paths import as_path, is_remote
 from t5x_like.redaction import redact_config, redact_word
+from t5x_like.runtime import compile_cache, process
 from t5x_like.saved_model.workdir import (
   HISTORY_FILE,
   IDENTITY_FILE,
@@ -192,6 +195,49 @@ def lock_workdir(workdir) -> Lock | Lease:
     raise UserError(
       f"{workdir}/lock: cannot be written: {error.strerror}; use another --workdir"
     ) from error
+
+
+@contextlib.contextmanager
+def remove_if_refused(address: str) -> Iterator[None]:
+  """Remove a local workdir that this start made, if the start is refused before a run begins.
+
+  Data that it has prepared there stay: the next start reads them.
+  """
+  missing = []
+  if not is_remote(address):
+    path = pathlib.Path(address)
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+  try:
+    yield
+  except UserError:
+    if missing and process.is_first():
+      with contextlib.suppress(OSError, UserError):
+        _remove_without_run(missing[0])
+        for folder in missing:
+          folder.rmdir()
+    raise
+
+
+def _remove_without_run(workdir: pathlib.Path) -> None:
+  """Remove the content of a workdir that holds no run, except for prepared data.
+
+  Raises:
+    UserError: another process has the workdir.
+    OSError: there is no workdir, or a file cannot be removed.
+  """
+  workdir.stat()
+  with lock_workdir(workdir):
+    if (workdir / IDENTITY_FILE).exists():
+      return
+    compile_cache.forget(workdir)
+    for path in sorted(workdir.iterdir()):
+      if path.name == "data":
+        with contextlib.suppress(OSError):
+          path.rmdir()
+      elif path.is_dir():
+        shutil.rmtree(path)
+      else:
+        path.unlink()
 
 
 def _shorten(value: Any) -> str:

@@ -15,13 +15,15 @@ PART = {"name": "span_corruption", "store": "builtin"}
 
 
 def refusal_of_train(capsys, tmp_path, *flags, recipe="tests/recipes/nano.py") -> str:
-  """Run a train command that must fail before it saves anything; return its error."""
+  """Run a train command that must fail and leave no workdir that it made; return its error."""
+  is_new = not (tmp_path / "run").exists()
   capsys.readouterr()
   assert train.main([f"--config={recipe}", f"--workdir={tmp_path / 'run'}", *flags]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith("error: ")
   assert len(line) < 1500
   assert not list((tmp_path / "run").glob("checkpoints/*"))
+  assert not (is_new and (tmp_path / "run").exists())
   return line
 
 
