@@ -8,9 +8,10 @@
       )
     sandbox.check(min_cases=500)
 
-Anything else is a failure: a traceback, a call of `sys.exit`, no line or several, a hang, a file
-written outside the case's directory, or memory that grows beyond a bound. Functions that raise
-instead of printing are wrapped: `lambda workdir: handle_errors(function)(…)`.
+Any other ending is a failure: a traceback, a call of `sys.exit`, no line or several lines on
+stderr, a hang, a file written outside the directory of the case, or memory that grows beyond a
+limit. Wrap a function that raises errors instead of printing them:
+`lambda workdir: handle_errors(function)(…)`.
 """
 
 import collections
@@ -35,12 +36,12 @@ from typing import Any, NamedTuple
 from t5x_like.errors import handle_errors
 from tests.runs import run
 
-_LINE = re.compile(r"(error|numeric error|damage|transient error|preempted): \S.*\n")
-_CODES = {"error": 2, "numeric error": 3, "damage": 4, "transient error": 69, "preempted": 75}
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Events of the audit hook: the indices of the paths among their arguments, each with the index of
-# its directory's descriptor.
-_CHANGES = {
+_ERROR_LINE = re.compile(r"(error|numeric error|damage|transient error|preempted): \S.*\n")
+_EXIT_CODES = {"error": 2, "numeric error": 3, "damage": 4, "transient error": 69, "preempted": 75}
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Audit events that change the file system. Each maps to pairs of indices into its arguments: of a
+# path, and of the descriptor of the directory that the path is relative to.
+_PATH_ARGUMENTS = {
   "os.mkdir": ((0, 2),),
   "os.rename": ((0, 2), (1, 3)),
   "os.remove": ((0, 1),),
@@ -49,16 +50,17 @@ _CHANGES = {
   "os.symlink": ((1, 2),),
   "os.truncate": ((0, 0),),
 }
-_HARMLESS = ("/dev/null", "/dev/tty", "/proc/")
-SOUND = ("success", "refusal")
+_ALWAYS_ALLOWED = ("/dev/null", "/dev/tty", "/proc/")
+_ACCEPTED_ENDS = ("success", "refusal")
 
 
 class Outcome(NamedTuple):
   """How a case ended.
 
   Attributes:
+    case: the description of the case.
     end: "success", "refusal", "traceback", "exit", "lines", "hang", "outside" or "memory".
-    message: the line of a refusal, or a description of the failure.
+    message: the error line of a refusal, or a description of the failure.
   """
 
   case: str
@@ -67,26 +69,28 @@ class Outcome(NamedTuple):
 
 
 class Hang(BaseException):
-  """Raised into a case that takes too long; not an Exception, so that no handler of the program
-  takes it."""
+  """Interrupt a case that takes too long.
+
+  It does not derive from Exception, so no handler in the program under test catches it.
+  """
 
 
 def generator(seed: int, case: int) -> random.Random:
-  """Return the generator of one case, which does not depend on the cases before it."""
+  """Return the random generator of one case, which is independent of all other cases."""
   return random.Random(f"{seed}/{case}")
 
 
 class Sandbox:
-  """A directory in which cases run, each in a fresh one below it.
+  """A runner of cases, each in a new directory below a common one.
 
   Args:
     folder: an empty directory, such as `tmp_path`.
-    seconds: the most that a case may take.
-    memory: bytes by which a case may grow the process at its peak.
-    allowed_folder: a directory of compiled programs, which cases may write too.
+    seconds: the time limit of a case.
+    memory: the number of bytes by which a case may raise the peak memory of the process.
+    allowed_folder: a second directory where cases may write, such as a cache of compiled programs.
 
   Attributes:
-    outcomes: how the cases ended, in their order.
+    outcomes: the outcomes of the cases, in the order in which they ran.
   """
 
   def __init__(
@@ -102,7 +106,8 @@ class Sandbox:
     self._folder = pathlib.Path(folder).resolve()
     self._seconds = seconds
     self._memory = memory
-    gc.collect()  # else copies of addresses that earlier tests left are removed during a case
+    # Otherwise temporary files of earlier tests could be collected, and removed, during a case.
+    gc.collect()
 
   def run(
     self,
@@ -110,46 +115,46 @@ class Sandbox:
     call: Callable[[pathlib.Path], int | None],
     seconds: float | None = None,
   ) -> Outcome:
-    """Run `call(directory of the case)`, which returns an exit code; note and return how it ended.
+    """Run `call(directory of the case)`, which returns an exit code; record and return the outcome.
 
     Args:
-      case: a description, or its parts, to which the call may append.
-      seconds: the most that this case may take, such as one that prepares data for all that follow.
+      case: a description, or a list of its parts, to which the call may append.
+      seconds: another time limit, for a case that prepares data for those after it.
     """
     seconds = seconds or self._seconds
     case_folder = self._folder / f"case{len(self.outcomes)}" / "inside"
     case_folder.mkdir(parents=True)
-    shared = self._folder / "tmp"  # where a program may keep what it makes once
-    shared.mkdir(exist_ok=True)
-    paths_before = _listing(case_folder.parent)
-    memory_before = _resident()
+    temporary_folder = self._folder / "tmp"  # common to all cases
+    temporary_folder.mkdir(exist_ok=True)
+    paths_before = _paths_below(case_folder.parent)
+    memory_before = _resident_memory()
     stderr = io.StringIO()
     try:
       with (
         _limit_time(seconds),
         _limit_memory(self._memory),
-        _watch_paths(case_folder, shared, *self._allowed_folders) as outside,
+        _watch_paths(case_folder, temporary_folder, *self._allowed_folders) as outside,
       ):
         with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(io.StringIO()):
           code = call(case_folder)
       end, message = _judge(code, stderr.getvalue())
     except Hang:
       end = "hang"
-      message = f"more than {seconds} s; {_place()}"
+      message = f"more than {seconds} s; {_describe_exception()}"
     except MemoryError:
       end = "memory"
-      message = _place()
+      message = _describe_exception()
     except SystemExit as stop:
       end = "exit"
       message = f"sys.exit({stop.code!r})"
     except Exception:
       end = "traceback"
-      message = _place()
-    growth = _peak() - memory_before
+      message = _describe_exception()
+    growth = _peak_memory() - memory_before
     if growth > self._memory:
       end = "memory"
       message = f"grew by {growth / 2**30:.1f} GiB; {message}"
-    for path in _listing(case_folder.parent) - paths_before:
+    for path in _paths_below(case_folder.parent) - paths_before:
       if not path.is_relative_to(case_folder):
         outside.append(str(path))
     if outside:
@@ -160,21 +165,21 @@ class Sandbox:
     self.outcomes.append(Outcome(description, end, message))
     return self.outcomes[-1]
 
-  def figures(self) -> str:
-    """Return how many cases ended in which way, in one line."""
-    count = collections.Counter(outcome.end for outcome in self.outcomes)
-    ends = (*SOUND, "traceback", "exit", "lines", "hang", "outside", "memory")
-    return f"{len(self.outcomes)} cases: " + ", ".join(f"{end} {count[end]}" for end in ends)
+  def summarize(self) -> str:
+    """Return the number of cases of each end, in one line."""
+    counts = collections.Counter(outcome.end for outcome in self.outcomes)
+    ends = (*_ACCEPTED_ENDS, "traceback", "exit", "lines", "hang", "outside", "memory")
+    return f"{len(self.outcomes)} cases: " + ", ".join(f"{end} {counts[end]}" for end in ends)
 
   def check(self, min_cases: int = 1) -> None:
-    """Print the figures; fail with the cases that ended as none may, or if there were too few."""
-    print(self.figures())
+    """Print a summary; fail if a case failed or fewer than `min_cases` ran."""
+    print(self.summarize())
     failures = []
     for outcome in self.outcomes:
-      if outcome.end not in SOUND:
+      if outcome.end not in _ACCEPTED_ENDS:
         failures.append(f"{outcome.end}: {outcome.case}: {outcome.message}")
-    assert not failures, "\n".join([self.figures(), *failures])
-    assert len(self.outcomes) >= min_cases, self.figures()
+    assert not failures, "\n".join([self.summarize(), *failures])
+    assert len(self.outcomes) >= min_cases, self.summarize()
 
 
 def run_cases(
@@ -182,11 +187,11 @@ def run_cases(
   folder: pathlib.Path,
   seeds: Iterable[int],
 ) -> None:
-  """Run the cases of some seeds; fail with all that ended as none may, or that ran anything.
+  """Run one case for each seed; fail if a case failed, started a program or unpickled a class.
 
   Args:
-    make_case: makes the files of a case in a directory, and returns (a description, the function to
-      call with the only directory where it may write).
+    make_case: writes the files of a case into a directory, and returns a description and the
+      function to test, whose argument is the only directory where it may write.
     folder: an empty directory.
   """
   seeds = list(seeds)
@@ -204,11 +209,11 @@ def run_cases(
 
 
 def call_in_process(function: Callable[..., None], *arguments, cache: pathlib.Path) -> None:
-  """Call `function(*arguments)` of a test module in a process of one device; fail if it fails.
+  """Call `function(*arguments)` of a test module in a new process that has one device.
 
-  Programs of one device run no collectives, so they may be read from a cache (see `uncached`): each
-  is compiled once for all cases and processes. A case that crashes or never comes back ends this
-  process and not a worker of pytest.
+  Programs for one device contain no collectives, so they can be read from a cache (see `uncached`):
+  each is compiled once for all cases and processes. A case that crashes or never returns ends the
+  new process and not a worker of pytest.
   """
   program = (
     f"import sys; sys.path.append('tests'); from {function.__module__} import "
@@ -222,16 +227,16 @@ def call_in_process(function: Callable[..., None], *arguments, cache: pathlib.Pa
 
 def _judge(code: int | None, stderr: str) -> tuple[str, str]:
   """Return (end, message) of a call that returned an exit code."""
-  line = _LINE.fullmatch(stderr)
+  line = _ERROR_LINE.fullmatch(stderr)
   if not code:
     return ("success", stderr) if "Traceback" not in stderr else ("traceback", stderr)
-  if line and _CODES[line[1]] == code:
+  if line and _EXIT_CODES[line[1]] == code:
     return "refusal", stderr.strip()
   return "lines", f"exit code {code} and {stderr.count(chr(10))} lines on stderr: {stderr[-500:]!r}"
 
 
-def _place() -> str:
-  """Return the exception being handled, and where it was raised, in one line."""
+def _describe_exception() -> str:
+  """Return the exception that is being handled, and its stack, in one line."""
   kind, error, trace = sys.exc_info()
   frames = traceback.extract_tb(trace)
   where = " < ".join(f"{pathlib.Path(f.filename).name}:{f.lineno}" for f in reversed(frames[-8:]))
@@ -240,9 +245,10 @@ def _place() -> str:
 
 @contextlib.contextmanager
 def _limit_time(seconds: float) -> Iterator[None]:
-  """Raise Hang after some seconds.
+  """Raise Hang in the body after some seconds.
 
-  A call into compiled code that never returns ends the process and prints its stacks.
+  If compiled code never returns to Python, print the stacks and end the process after three times
+  as long.
   """
 
   def raise_hang(*_):
@@ -261,18 +267,18 @@ def _limit_time(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _limit_memory(memory: int) -> Iterator[None]:
-  """Limit the growth of the address space to four times the bound, which protects the machine."""
+  """Limit the growth of the address space to four times `memory`, to protect the machine."""
   soft, hard = resource.getrlimit(resource.RLIMIT_AS)
   with contextlib.suppress(OSError):
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-  resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + 4 * memory, hard))
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak memory
+  resource.setrlimit(resource.RLIMIT_AS, (_read_process_status("VmSize") + 4 * memory, hard))
   try:
     yield
   finally:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-_FORBIDDEN = (
+_EXECUTION_EVENTS = (
   "os.system",
   "os.exec",
   "os.posix_spawn",
@@ -280,6 +286,7 @@ _FORBIDDEN = (
   "pickle.find_class",
   "os.fork",
 )
+# The lists to which `_audit` appends; the innermost context manager is last.
 _program_watches: list[list[str]] = []
 
 
@@ -294,74 +301,78 @@ def _watch_programs() -> Iterator[list[str]]:
     _program_watches.pop()
 
 
-_watching: list[tuple[tuple[pathlib.Path, ...], list[str]]] = []
+# Allowed folders, and the list of paths outside of them, of each active `_watch_paths`.
+_path_watches: list[tuple[tuple[pathlib.Path, ...], list[str]]] = []
 
 
 @contextlib.contextmanager
 def _watch_paths(
-  case_folder: pathlib.Path, shared: pathlib.Path, *allowed_folders: pathlib.Path
+  case_folder: pathlib.Path, temporary_folder: pathlib.Path, *allowed_folders: pathlib.Path
 ) -> Iterator[list[str]]:
-  """Collect the paths that Python writes, makes or removes outside of these folders.
+  """Collect the paths that Python writes, creates or removes outside of these folders.
 
-  `shared` holds temporary files.
+  Meanwhile `tempfile` uses `temporary_folder`.
   """
-  temporary = tempfile.tempdir
+  earlier_tempdir = tempfile.tempdir
   outside = []
   _add_hook()
-  tempfile.tempdir = str(shared)
-  _watching.append(((case_folder, shared, *allowed_folders), outside))
+  tempfile.tempdir = str(temporary_folder)
+  _path_watches.append(((case_folder, temporary_folder, *allowed_folders), outside))
   try:
     yield outside
   finally:
-    _watching.pop()
-    tempfile.tempdir = temporary
+    _path_watches.pop()
+    tempfile.tempdir = earlier_tempdir
 
 
 @functools.cache
 def _add_hook() -> None:
-  sys.addaudithook(_audit)  # stays for good
+  sys.addaudithook(_audit)  # a hook cannot be removed
 
 
 def _audit(event: str, arguments: tuple) -> None:
-  if _program_watches and event in _FORBIDDEN:
+  """Record an audit event in the active watches; see `sys.addaudithook`."""
+  if _program_watches and event in _EXECUTION_EVENTS:
     _program_watches[-1].append(f"{event} {str(arguments)[:100]}")
-  if not _watching:
+  if not _path_watches:
     return
   if event == "open":
     path, mode, flags = arguments
-    writes = isinstance(flags, int) and flags & _WRITES or set(mode or "") & set("wax+")
+    writes = isinstance(flags, int) and flags & _WRITE_FLAGS or set(mode or "") & set("wax+")
     paths = ((path, -1),) if writes else ()
   else:
-    paths = tuple((arguments[path], arguments[folder]) for path, folder in _CHANGES.get(event, ()))
-  allowed, outside = _watching[-1]
+    indices = _PATH_ARGUMENTS.get(event, ())
+    paths = tuple((arguments[path], arguments[folder]) for path, folder in indices)
+  allowed, outside = _path_watches[-1]
   for path, folder in paths:
     if isinstance(path, (str, bytes, os.PathLike)):
       base = "."
       if isinstance(folder, int) and folder >= 0:
         base = os.readlink(f"/proc/self/fd/{folder}")
       absolute = os.path.abspath(os.path.join(base, os.fsdecode(path)))
-      allowed_prefixes = (*(f"{allowed_folder}/" for allowed_folder in allowed), *_HARMLESS)
+      allowed_prefixes = (*(f"{allowed_folder}/" for allowed_folder in allowed), *_ALWAYS_ALLOWED)
       is_allowed = absolute.startswith(allowed_prefixes) or "__pycache__" in absolute
       exists = event == "os.mkdir" and os.path.isdir(absolute)
       if not is_allowed and not exists and absolute not in map(str, allowed):
         outside.append(absolute)
 
 
-def _listing(folder: pathlib.Path) -> set[pathlib.Path]:
-  """Return every path below a directory, which compiled code may write without the audit hook."""
+def _paths_below(folder: pathlib.Path) -> set[pathlib.Path]:
+  """Return every path below a directory, also of files that compiled code wrote unaudited."""
   return set(folder.rglob("*"))
 
 
-def _status(key: str) -> int:
+def _read_process_status(key: str) -> int:
+  """Return a size of this process in bytes, by its key in /proc/self/status."""
   match = re.search(
     rf"^{key}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text(), re.MULTILINE
   )
   return int(match[1]) * 1024
 
 
-def _resident() -> int:
-  return _status("VmRSS")
+def _resident_memory() -> int:
+  return _read_process_status("VmRSS")
 
 
-def _peak() -> int:
-  return _status("VmHWM")
+def _peak_memory() -> int:
+  return _read_process_status("VmHWM")

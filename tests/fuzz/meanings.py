@@ -1,4 +1,8 @@
-"""Well-formed values of saved files that a hostile author would choose."""
+"""Well-formed but hostile values for saved files: locations, sources, functions and numbers.
+
+Each function takes the random generator of a case, a directory that must not be reached
+(`elsewhere`), and the directory of the file that is to contain the value (`allowed`).
+"""
 
 import json
 import random
@@ -56,13 +60,8 @@ NUMBERS = (
 )
 
 
-def location(choice: random.Random, elsewhere: str, allowed: str) -> str:
-  """Return a path, an address or a chain of addresses.
-
-  Args:
-    elsewhere: a directory that must not be reached.
-    inside: the directory of the file that will have it.
-  """
+def draw_location(rng: random.Random, elsewhere: str, allowed: str) -> str:
+  """Return a path, a URL or a chain of URLs, as fsspec's `zip://a::https://b`."""
   names = (
     "secret.txt",
     "rows.jsonl",
@@ -73,11 +72,11 @@ def location(choice: random.Random, elsewhere: str, allowed: str) -> str:
     "*.txt",
     "",
   )
-  base = choice.choice(
+  base = rng.choice(
     (elsewhere, f"{allowed}/../elsewhere", "../elsewhere", f"{allowed}/link", "/proc/self", "/etc")
   )
-  path = f"{base}/{choice.choice(names)}"
-  path = choice.choice(
+  path = f"{base}/{rng.choice(names)}"
+  path = rng.choice(
     (
       path,
       path,
@@ -93,9 +92,9 @@ def location(choice: random.Random, elsewhere: str, allowed: str) -> str:
       "\0",
     )
   )
-  for _ in range(choice.choice((0, 0, 1, 1, 2))):
-    scheme = choice.choice(SCHEMES)
-    form = choice.choice(
+  for _ in range(rng.choice((0, 0, 1, 1, 2))):
+    scheme = rng.choice(SCHEMES)
+    form = rng.choice(
       (
         "{0}://{1}",
         "{0}://{1}",
@@ -110,53 +109,58 @@ def location(choice: random.Random, elsewhere: str, allowed: str) -> str:
   return path
 
 
-def source(choice: random.Random, elsewhere: str, allowed: str) -> str:
-  """Return a source of records elsewhere."""
-  path = location(choice, elsewhere, allowed)
-  if choice.random() < 0.3:
-    path = f"train={path},validation={location(choice, elsewhere, allowed)}"
-  spelled = f"{choice.choice(FORMATS)}:{path}"
-  if choice.random() < 0.3:
-    spelled = choice.choice(WRAPPERS) + spelled
+def draw_source(rng: random.Random, elsewhere: str, allowed: str) -> str:
+  """Return a source of records, such as `jsonl:PATH`, at a hostile location."""
+  path = draw_location(rng, elsewhere, allowed)
+  if rng.random() < 0.3:
+    path = f"train={path},validation={draw_location(rng, elsewhere, allowed)}"
+  spelled = f"{rng.choice(FORMATS)}:{path}"
+  if rng.random() < 0.3:
+    spelled = rng.choice(WRAPPERS) + spelled
   return spelled
 
 
-def value(choice: random.Random, elsewhere: str, allowed: str) -> Any:
-  """Return a hostile value."""
-  make = choice.choice((location, location, source, source, None, None))
-  if make is not None:
-    return make(choice, elsewhere, allowed)
-  return choice.choice((*FUNCTIONS, *NUMBERS))
+def draw_value(rng: random.Random, elsewhere: str, allowed: str) -> Any:
+  """Return a location, a source, a function's name or a number."""
+  draw = rng.choice((draw_location, draw_location, draw_source, draw_source, None, None))
+  if draw is not None:
+    return draw(rng, elsewhere, allowed)
+  return rng.choice((*FUNCTIONS, *NUMBERS))
 
 
-def mutation(choice: random.Random, tree: Any, elsewhere: str, allowed: str) -> tuple[Any, str]:
-  """Return a copy of a parsed file with up to three other values, and what was changed."""
+def mutate_meaning(rng: random.Random, tree: Any, elsewhere: str, allowed: str) -> tuple[Any, str]:
+  """Return a copy of a parsed file with up to three hostile values, and a description of them."""
   tree = json.loads(json.dumps(tree))
   changes = []
-  for _ in range(choice.choice((1, 1, 2, 3))):
-    objects = [node for node in _objects(tree)]
-    node = choice.choice(objects)
-    if node and choice.random() < 0.5:
-      key = choice.choice(sorted(node))
+  for _ in range(rng.choice((1, 1, 2, 3))):
+    node = rng.choice(_list_objects(tree))
+    if node and rng.random() < 0.5:
+      key = rng.choice(sorted(node))
     else:
-      key = choice.choice(KEYS)
+      key = rng.choice(KEYS)
     old = node.get(key)
-    new = value(choice, elsewhere, allowed)
+    new = draw_value(rng, elsewhere, allowed)
     if key in ("source", "passages"):
-      new = source(choice, elsewhere, allowed)
-    elif isinstance(old, dict) and choice.random() < 0.8:
-      new = old | {choice.choice(KEYS): new}
-    elif isinstance(old, list) and choice.random() < 0.8:
+      new = draw_source(rng, elsewhere, allowed)
+    elif isinstance(old, dict) and rng.random() < 0.8:
+      new = old | {rng.choice(KEYS): new}
+    elif isinstance(old, list) and rng.random() < 0.8:
       new = [*old, new]
     node[key] = new
     changes.append(f"{key}={str(new)[:80]!r}")
   return tree, "; ".join(changes)
 
 
-def _objects(tree: Any) -> list[dict]:
-  """Return all objects of a parsed file, the outermost first."""
-  objects = [tree] if isinstance(tree, dict) else []
-  items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-  for item in items:
-    objects += _objects(item)
+def _list_objects(tree: Any) -> list[dict]:
+  """Return all JSON objects of a parsed file, the outermost first."""
+  if isinstance(tree, dict):
+    objects = [tree]
+    children = tree.values()
+  elif isinstance(tree, list):
+    objects = []
+    children = tree
+  else:
+    return []
+  for child in children:
+    objects += _list_objects(child)
   return objects

@@ -1,6 +1,7 @@
-"""Structured damage: to a JSON value, to bytes, and to the files of a directory.
+"""Random damage to a JSON value, to bytes and to the files of a directory.
 
-A function takes the generator of a case and returns what it changed, for the message of a failure.
+Each function takes the random generator of a case and also returns a description of the change, for
+the message of a failure.
 """
 
 import copy
@@ -13,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# Values that stand where others are expected.
+# Unexpected values for any key.
 HOSTILE = (
   None,
   True,
@@ -72,7 +73,11 @@ def json_text(tree: Any) -> bytes:
 
 
 def mutate_json(tree: Any, rng: random.Random, times: int = 1) -> tuple[Any, str]:
-  """Return a copy of a parsed file with other values, types, keys or sizes, and a description."""
+  """Return a copy of a parsed file with random changes, and a description of them.
+
+  Args:
+    times: the number of changes.
+  """
   tree = copy.deepcopy(tree)
   changes = []
   for _ in range(times):
@@ -83,7 +88,7 @@ def mutate_json(tree: Any, rng: random.Random, times: int = 1) -> tuple[Any, str
 
 def _mutate_once(tree: Any, rng: random.Random) -> tuple[Any, str]:
   paths = list(_paths(tree))
-  # Deep leaves are many, and the top of a file decides more: half of all mutations are there.
+  # Most nodes are deep, but the top of a file matters more: it gets half of all mutations.
   shallow = [path for path in paths if len(path) <= 1]
   path = rng.choice(shallow if rng.random() < 0.5 else paths)
   place = ".".join(map(str, path)) or "the root"
@@ -100,21 +105,21 @@ def _mutate_once(tree: Any, rng: random.Random) -> tuple[Any, str]:
     "rename",
   )
   kind = rng.choice(kinds)
-  node = _node(tree, path)
-  value = _nested() if rng.random() < 0.02 else copy.deepcopy(rng.choice(HOSTILE))
+  node = _get_node(tree, path)
+  value = _nest_lists() if rng.random() < 0.02 else copy.deepcopy(rng.choice(HOSTILE))
   if kind == "add" and isinstance(node, dict):
     key = rng.choice(["extra", "", "__class__", "format", "name", *map(str, list(node)[:3])])
     node[key] = value
-    return tree, f"{key!r}: {_short(value)} added to {place}"
+    return tree, f"{key!r}: {_abbreviate(value)} added to {place}"
   if kind == "add" and isinstance(node, list):
     node.insert(rng.randint(0, len(node)), value)
-    return tree, f"{_short(value)} added to {place}"
+    return tree, f"{_abbreviate(value)} added to {place}"
   if kind == "grow" and isinstance(node, list) and node:
     node.extend(copy.deepcopy(node[: rng.randint(1, 20)]))
     return tree, f"{place} grown to {len(node)}"
   if not path:
-    return value, f"the root = {_short(value)}"
-  parent = _node(tree, path[:-1])
+    return value, f"the root = {_abbreviate(value)}"
+  parent = _get_node(tree, path[:-1])
   key = path[-1]
   if kind == "remove":
     del parent[key]
@@ -124,17 +129,20 @@ def _mutate_once(tree: Any, rng: random.Random) -> tuple[Any, str]:
     parent[new_key] = parent.pop(key)
     return tree, f"{place} renamed to {new_key!r}"
   if kind == "swap":
-    value = copy.deepcopy(_node(tree, rng.choice(paths[1:])))
+    value = copy.deepcopy(_get_node(tree, rng.choice(paths[1:])))
   elif kind == "scale" and isinstance(node, int | float) and not isinstance(node, bool):
     value = rng.choice([node * 2, node + 1, node - 1, -node, node * 10**9, str(node), 10**15])
   elif kind == "nest":
     value = rng.choice([[node], {"a": node}, [node, node]])
   parent[key] = value
-  return tree, f"{kind}: {place} = {_short(value)}"
+  return tree, f"{kind}: {place} = {_abbreviate(value)}"
 
 
 def _paths(tree: Any, path: tuple = ()) -> Iterable[tuple]:
-  """Yield the path of every node of a parsed file, the root's, (), first."""
+  """Yield the path of every node of a parsed file, beginning with (), the root.
+
+  Only the first 300 children of a node are visited.
+  """
   yield path
   if isinstance(tree, dict):
     items = list(tree.items())
@@ -146,27 +154,27 @@ def _paths(tree: Any, path: tuple = ()) -> Iterable[tuple]:
     yield from _paths(value, (*path, key))
 
 
-def _node(tree: Any, path: tuple) -> Any:
+def _get_node(tree: Any, path: tuple) -> Any:
   for key in path:
     tree = tree[key]
   return tree
 
 
-def _nested(depth: int = 400) -> list:
-  """Return lists in lists."""
+def _nest_lists(depth: int = 400) -> list:
+  """Return an empty list inside `depth` lists."""
   nested_list = []
   for _ in range(depth):
     nested_list = [nested_list]
   return nested_list
 
 
-def _short(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
   text = repr(value)
   return text if len(text) < 60 else f"{text[:50]}… ({len(text)})"
 
 
 def mutate_bytes(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-  """Return the data cut, flipped, doubled, overwritten or with other bytes inside; describe it."""
+  """Return the data with one random change, and a description of the change."""
   size = len(data)
   start = rng.randint(0, max(size - 1, 0))
   length = rng.choice((1, 2, 8, 64, 1000))
@@ -225,12 +233,12 @@ def mutate_folder(
   files: list[str],
   sign: Callable[[pathlib.Path], None] | None = None,
 ) -> str:
-  """Damage one of the files, given relative to a folder; return a description that begins with the
-  file's name.
+  """Damage one file of a folder; return a description that begins with the name of the file.
 
   Args:
-    sign: makes the checksums of a changed JSON file right again, so that what is behind them is
-      reached; for most.
+    files: the names of the files to choose from, relative to the folder.
+    sign: updates the checksum of a changed JSON file, so that later checks are reached too. It is
+      called for 70 % of the changed files.
   """
   name = rng.choice(files)
   file = folder / name
@@ -272,18 +280,18 @@ def mutate_folder(
   return f"{name}: {kind}"
 
 
-def files_of(folder: pathlib.Path) -> list[str]:
-  """Return the files below a folder, sorted, relative to it."""
+def list_files(folder: pathlib.Path) -> list[str]:
+  """Return the names of the regular files below a folder, sorted, relative to it."""
   files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
   return sorted(str(path.relative_to(folder)) for path in files)
 
 
-def digests(folder: pathlib.Path) -> dict[str, str]:
-  """Return the SHA-256 of every regular file below a folder."""
-  contents = {name: (folder / name).read_bytes() for name in files_of(folder)}
+def hash_files(folder: pathlib.Path) -> dict[str, str]:
+  """Return the SHA-256 of every regular file below a folder, by name."""
+  contents = {name: (folder / name).read_bytes() for name in list_files(folder)}
   return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
 def copy_folder(source: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
-  """Copy a folder, and return the copy."""
+  """Copy a folder and return the path of the copy."""
   return pathlib.Path(shutil.copytree(source, target))

@@ -1,4 +1,4 @@
-"""Files, programs and addresses that input from elsewhere must not reach."""
+"""Detect files, programs and requests that hostile input must not reach."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from t5x_like.errors import UserError
 from t5x_like.files import clients, remote
 
-_PROGRAMS = (
+_PROGRAM_EVENTS = (
   "os.system",
   "os.exec",
   "os.posix_spawn",
@@ -20,17 +20,18 @@ _PROGRAMS = (
   "os.spawn",
   "pty.spawn",
 )
-_OPENS = ("open", "os.listdir", "os.scandir")
-_REQUESTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
-MODULE = "module_from_elsewhere"  # importing it is an event
+_OPEN_EVENTS = ("open", "os.listdir", "os.scandir")
+_REQUEST_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
+MODULE = "module_from_elsewhere"  # a module that no case may import
 LINE = "a secret line of words that nobody may read\n"
-_OWN_PROGRAM = "t5x_like.corpora.sources._docstrings.extract"  # makes the built-in corpus
+# The program that prepares the built-in corpus; starting it is allowed.
+_ALLOWED_PROGRAM = "t5x_like.corpora.sources._docstrings.extract"
 _watches: list["Sentinels"] = []
 _hooks: list[str] = []
 
 
 class Sentinels:
-  """Files in a directory that no case may open, and a record of every event that no case may cause.
+  """A directory of files that no case may open, and a record of all forbidden events.
 
   Args:
     folder: an empty directory.
@@ -38,11 +39,11 @@ class Sentinels:
   Attributes:
     folder: holds `secret.txt`, `rows.jsonl`, `tokens/` with files of a store's names, and a Python
       module.
-    events: what happened while `watching`, such as "opened …", "program …", "request …".
+    events: descriptions of the events since `watching` began: "opened …", "program …", "request …".
   """
 
   def __init__(self, folder: pathlib.Path):
-    platform.processor()  # starts `uname` once in a process
+    platform.processor()  # starts `uname`, once in a process: done before a case is watched
     self.folder = folder
     self.events: list[str] = []
     (folder / "tokens" / "validation").mkdir(parents=True)
@@ -58,15 +59,15 @@ class Sentinels:
 
   @contextlib.contextmanager
   def watching(self) -> Iterator[list[str]]:
-    """Collect events; requests fail instead of being sent, whichever client would send them."""
+    """Collect forbidden events; requests of every client fail instead of being sent."""
     if not _hooks:
       sys.addaudithook(_audit)
       _hooks.append("audit")
     self.events = []
     connect = socket.socket.connect
-    opened = clients._open
+    open_client = clients._open
     socket.socket.connect = self._connect
-    clients._open = self._client
+    clients._open = self._open_client
     remote.reset()
     sys.path.insert(0, str(self.folder))
     _watches.append(self)
@@ -76,29 +77,32 @@ class Sentinels:
       _watches.pop()
       sys.path.remove(str(self.folder))
       socket.socket.connect = connect
-      clients._open = opened
+      clients._open = open_client
       remote.reset()
       if sys.modules.pop(MODULE, None):
         self.events.append(f"imported {MODULE}")
 
   def _connect(self, target, *arguments):
+    """Stand in for `socket.connect`."""
     self.events.append(f"request {arguments}")
     raise OSError("no network in a test")
 
-  def _client(self, root: str, kind: type):
+  def _open_client(self, root: str, kind: type):
+    """Stand in for the function that opens a client of remote files."""
     self.events.append(f"request {root}")
     raise UserError(f"{root}: no network in a test")
 
 
 def _audit(event: str, arguments: tuple) -> None:
+  """Record a forbidden audit event in the sentinels that are being watched."""
   if not _watches:
     return
   watch = _watches[-1]
-  if event in _PROGRAMS and _OWN_PROGRAM not in str(arguments):
+  if event in _PROGRAM_EVENTS and _ALLOWED_PROGRAM not in str(arguments):
     watch.events.append(f"program {str(arguments)[:200]}")
-  elif event in _REQUESTS:
+  elif event in _REQUEST_EVENTS:
     watch.events.append(f"request {str(arguments)[:200]}")
-  elif event in _OPENS and isinstance(arguments[0], str | bytes | os.PathLike):
+  elif event in _OPEN_EVENTS and isinstance(arguments[0], str | bytes | os.PathLike):
     path = os.path.realpath(os.fsdecode(arguments[0]))
     if path.startswith(f"{watch.folder.resolve()}/") or path in ("/etc/passwd", "/dev/zero"):
       watch.events.append(f"opened {path}")

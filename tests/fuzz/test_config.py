@@ -1,4 +1,4 @@
-"""Hostile values at any key of a recipe end in one line, or in a run that is ready to step."""
+"""A hostile value at any key of a recipe ends in a one-line error or in a run ready to train."""
 
 import json
 import math
@@ -16,14 +16,14 @@ from tests.fuzz.harness import Sandbox, generator
 pytestmark = pytest.mark.runs
 
 SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", 30))
-CASES = int(os.environ.get("T5X_LIKE_FUZZ_CASES", 520))
-SAMPLE = 25
+NUM_CASES = int(os.environ.get("T5X_LIKE_FUZZ_CASES", 520))
+NUM_SAMPLE_CASES = 25
 REPO = pathlib.Path(__file__).resolve().parents[2]
 _RECIPES = sorted(path.relative_to(REPO).as_posix() for path in (REPO / "configs").glob("*/*.py"))
 BASES = [f"{REPO}/{path}:debug" for path in _RECIPES]
 SMALL = [f"{REPO}/tests/recipes/nano{kind}.py" for kind in ("", "_decoder", "_encoder")]
-_MIXTURE = "MIXTURE"
-_FOLDER_KEYS = ("cache", "data_dir")  # a user may have files written anywhere
+_MIXTURE = "MIXTURE"  # a suffix of recipes: train on a mixture of the recipe's task with itself
+_FOLDER_KEYS = ("cache", "data_dir")  # not changed: a user may choose any folder for these
 HOSTILE = [
   None, True, False, 0, -0.0, -1, 1, 2, 3, 7, 0.5, 1e-308,
   1e308, -1e308, 1e20, 2**31 - 1, 2**31, 2**53 + 1, 2**62,
@@ -41,15 +41,16 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def deep(levels: int):
+def nest_dicts(levels: int):
+  """Return a dict inside `levels` dicts."""
   tree = {}
   for _ in range(levels):
     tree = {"a": tree}
   return tree
 
 
-def mixture(config) -> None:
-  """Replace a config's task by a mixture of two of it."""
+def use_mixture(config) -> None:
+  """Replace a config's task by a mixture of the task with itself."""
   part = config.task.to_dict()
   config.task = {
     "name": "mixture",
@@ -60,26 +61,27 @@ def mixture(config) -> None:
 
 @pytest.fixture(scope="module")
 def keys_of_recipe(tmp_path_factory):
-  """Return a function to the values of a resolved recipe by flat key, and the keys of its dicts."""
+  """Return a function from a recipe to its values by flat key, and the keys of its dicts."""
   keys_by_base = {}
 
-  def of(base: str) -> tuple[dict[str, object], list[str]]:
+  def resolve_keys(base: str) -> tuple[dict[str, object], list[str]]:
     if base not in keys_by_base:
       config = recipes.load(base.removesuffix(_MIXTURE))
       if base.endswith(_MIXTURE):
-        mixture(config)
-      keys_by_base[base] = _keys(resolve(config).to_dict())
+        use_mixture(config)
+      keys_by_base[base] = _flatten(resolve(config).to_dict())
     return keys_by_base[base]
 
-  return of
+  return resolve_keys
 
 
-def _keys(tree: dict, prefix: str = "") -> tuple[dict[str, object], list[str]]:
+def _flatten(tree: dict, prefix: str = "") -> tuple[dict[str, object], list[str]]:
+  """Return the leaves of a config by flat key, and the flat keys of its dicts."""
   leaves = {}
   nodes = []
   for key, value in tree.items():
     if isinstance(value, dict):
-      inner = _keys(value, f"{prefix}{key}.")
+      inner = _flatten(value, f"{prefix}{key}.")
       leaves = leaves | inner[0]
       nodes = [*nodes, f"{prefix}{key}", *inner[1]]
     elif key not in _FOLDER_KEYS:
@@ -87,14 +89,16 @@ def _keys(tree: dict, prefix: str = "") -> tuple[dict[str, object], list[str]]:
   return leaves, nodes
 
 
-def mutations(random, leaves: dict[str, object], nodes: list[str]) -> list[tuple[str, object]]:
+def draw_changes(random, leaves: dict[str, object], nodes: list[str]) -> list[tuple[str, object]]:
   """Return one or two keys with new values.
 
-  Most replace a value by one of any type, some replace a dict or add a key.
+  Most changes replace a leaf; some replace a dict or add a key.
   """
   changes = []
   for _ in range(random.choice((1, 1, 2))):
-    value = deep(random.choice((40, 3000))) if random.random() < 0.02 else random.choice(HOSTILE)
+    value = (
+      nest_dicts(random.choice((40, 3000))) if random.random() < 0.02 else random.choice(HOSTILE)
+    )
     kind = random.random()
     if kind < 0.85:
       key = random.choice(list(leaves))
@@ -111,7 +115,9 @@ def mutations(random, leaves: dict[str, object], nodes: list[str]) -> list[tuple
   return changes
 
 
-def flags(changes) -> list[str]:
+def format_flags(changes) -> list[str]:
+  """Return the command-line flags of some changes."""
+
   def spell(value) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -124,11 +130,11 @@ def flags(changes) -> list[str]:
 _RECIPE = """
 from math import inf, nan
 from t5x_like import recipes
-from tests.fuzz.test_config import deep, mixture
+from tests.fuzz.test_config import nest_dicts, use_mixture
 def get_config():
   config = recipes.load({base!r})
   if {mixed}:
-    mixture(config)
+    use_mixture(config)
   for key, value in {changes}:
     *path, last = key.split(".", {depth})
     node = config
@@ -144,13 +150,18 @@ def _repr(value) -> str:
   try:
     return repr(value)
   except RecursionError:
-    return "deep(3000)"
+    return "nest_dicts(3000)"
 
 
-def run(
+def train_until_ready(
   sandbox: Sandbox, base: str, changes, by_file: bool, case: str, seconds: float | None = None
 ):
-  """Train up to the initialisation of the state; return how that ended."""
+  """Call the train command, which `stop_when_ready` ends before the first step.
+
+  Args:
+    changes: keys and their new values.
+    by_file: whether a recipe file, rather than flags, sets the values.
+  """
   changes_text = ", ".join(f"{key[:60]}={_repr(value)[:60]}" for key, value in changes)
   case_text = (
     f"{case}, {base.removeprefix(f'{REPO}/')}{' (file)' if by_file else ''}: {changes_text}"
@@ -158,7 +169,7 @@ def run(
 
   def call(workdir):
     recipe = base.removesuffix(_MIXTURE)
-    config_flags = flags(changes)
+    config_flags = format_flags(changes)
     if by_file or base.endswith(_MIXTURE):
       values = "[" + ", ".join(f"({key!r}, {_repr(value)})" for key, value in changes) + "]"
       depth = max(key.count(".") for key, _ in changes) if changes else 0
@@ -190,23 +201,23 @@ def stop_when_ready(monkeypatch):
 
 @pytest.fixture
 def sandbox(tmp_path, stop_when_ready, monkeypatch):
-  sandbox_of_recipes = Sandbox(tmp_path)
+  new_sandbox = Sandbox(tmp_path)
   (tmp_path / "tmp").mkdir()
-  monkeypatch.chdir(tmp_path / "tmp")  # recipes keep prepared examples in data/
-  return sandbox_of_recipes
+  monkeypatch.chdir(tmp_path / "tmp")  # recipes write prepared examples into data/
+  return new_sandbox
 
 
-def fuzz(sandbox: Sandbox, keys_of_recipe, bases: list[str], cases: range) -> None:
+def run_cases(sandbox: Sandbox, keys_of_recipe, bases: list[str], cases: range) -> None:
   for number in cases:
     random = generator(SEED, number)
     base = bases[number % len(bases)]
-    changes = mutations(random, *keys_of_recipe(base))
-    run(sandbox, base, changes, random.random() < 0.35, f"seed {SEED}, case {number}")
+    changes = draw_changes(random, *keys_of_recipe(base))
+    train_until_ready(sandbox, base, changes, random.random() < 0.35, f"seed {SEED}, case {number}")
 
 
 def test_hostile_values_in_small_recipes_end_in_one_line_or_a_run(sandbox, keys_of_recipe):
-  fuzz(sandbox, keys_of_recipe, SMALL, range(SAMPLE))
-  sandbox.check(min_cases=SAMPLE)
+  run_cases(sandbox, keys_of_recipe, SMALL, range(NUM_SAMPLE_CASES))
+  sandbox.check(min_cases=NUM_SAMPLE_CASES)
   assert {outcome.end for outcome in sandbox.outcomes} == {"success", "refusal"}
 
 
@@ -214,8 +225,8 @@ def test_hostile_values_in_small_recipes_end_in_one_line_or_a_run(sandbox, keys_
 @pytest.mark.parametrize("part", range(4))
 def test_hostile_values_in_every_recipe_end_in_one_line_or_a_run(part, sandbox, keys_of_recipe):
   bases = [*BASES, *(f"{base}{_MIXTURE}" for base in SMALL[:1]), *SMALL]
-  size = CASES // 4
-  # The data of these recipes take longer to prepare than a case may.
+  size = NUM_CASES // 4
+  # Preparing the data of these recipes takes longer than the time limit of a case.
   slow_recipes = [
     "configs/deit/base.py:debug",
     "configs/deit/deit3.py:debug",
@@ -223,7 +234,9 @@ def test_hostile_values_in_every_recipe_end_in_one_line_or_a_run(part, sandbox, 
     *topics.cases("SLOW_RECIPES"),
   ]
   for recipe in slow_recipes:
-    outcome = run(sandbox, f"{REPO}/{recipe}", [], False, "prepares data", seconds=300)
+    outcome = train_until_ready(
+      sandbox, f"{REPO}/{recipe}", [], False, "prepares data", seconds=300
+    )
     assert outcome.end == "success", sandbox.outcomes
-  fuzz(sandbox, keys_of_recipe, bases, range(part * size, (part + 1) * size))
+  run_cases(sandbox, keys_of_recipe, bases, range(part * size, (part + 1) * size))
   sandbox.check(min_cases=size + len(slow_recipes))

@@ -1,4 +1,4 @@
-"""A damaged corpus of any format ends in a one-line error or in records and correct counts."""
+"""Reading a damaged corpus of any format ends in a one-line error or in valid records."""
 
 import bz2
 import gzip
@@ -24,6 +24,7 @@ from tests.fuzz import harness, mutations
 from tools import prepare_data
 
 WORDS = "the quick brown fox jumps over a lazy dog".split()
+# Thirty lines of 2 to 14 words.
 LINES = [" ".join(WORDS[n % 9 :] + WORDS[: n % 5 + 1]) for n in range(30)]
 RECORDS = [
   {
@@ -57,12 +58,12 @@ QUESTIONS = [
 SQUAD = {"data": [{"title": "A", "paragraphs": QUESTIONS}]}
 
 
-def conll(line: str) -> str:
-  """Return a sentence with the length of each word as its tag."""
+def format_conll(line: str) -> str:
+  """Return a sentence in CoNLL's columns, tagged by the length of each word."""
   return "\n".join(f"{word} X {len(word)}" for word in line.split())
 
 
-def conllu(line: str) -> str:
+def format_conllu(line: str) -> str:
   """Return a sentence in CoNLL-U."""
   rows = [f"# text = {line}\n"]
   for n, word in enumerate(line.split(), 1):
@@ -70,8 +71,8 @@ def conllu(line: str) -> str:
   return "".join(rows)
 
 
-CONLL = "\n\n".join(map(conll, LINES)) + "\n"
-CONLLU = "\n".join(map(conllu, LINES)) + "\n"
+CONLL = "\n\n".join(map(format_conll, LINES)) + "\n"
+CONLLU = "\n".join(map(format_conllu, LINES)) + "\n"
 TABLE = [["text", "label"], *([line, "long"] for line in LINES)]
 TASKS = {
   "text_to_text": lambda **o: text_to_text.Arguments(inputs="{text}", targets="{label}", **o),
@@ -91,17 +92,17 @@ TASKS = {
 } | topics.cases("TASKS_OF_RECORDS")
 
 
-def parquet(records: list) -> bytes:
+def format_parquet(records: list) -> bytes:
   file = io.BytesIO()
   pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), file)
   return file.getvalue()
 
 
-def zstd(data: bytes) -> bytes:
+def compress_zstd(data: bytes) -> bytes:
   return pyarrow.compress(data, codec="zstd", asbytes=True)
 
 
-PACKED = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd}
+COMPRESSORS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": compress_zstd}
 FORMATS = (
   "text",
   "lines",
@@ -115,20 +116,21 @@ FORMATS = (
   "squad",
   "parallel",
 )
-_PAIR = ("text_to_text", "classification")
-READERS = {  # the tasks that can read a format; None is the preparation of its texts
+_TASKS_OF_PAIRS = ("text_to_text", "classification")
+# The tasks that can read each format. None stands for `prepare_data`, which reads its texts.
+READERS = {
   **dict.fromkeys(
     ("json", "jsonl", "parquet"),
     (None, *(name for name in TASKS if not name.startswith(("span", "conll")))),
   ),
   **dict.fromkeys(("text", "lines"), (None,)),
-  **dict.fromkeys(("csv", "tsv"), (None, *_PAIR)),
+  **dict.fromkeys(("csv", "tsv"), (None, *_TASKS_OF_PAIRS)),
   "conll": (None, "conll_tagging"),
   "conllu": (None, "conllu_tagging"),
   "squad": ("span_qa",),
-  "parallel": _PAIR,
+  "parallel": _TASKS_OF_PAIRS,
 }
-HOSTILE = {
+HOSTILE_CONTENTS = {
   "UTF-16": "the fox".encode("utf-16"),
   "Latin-1": "naïve".encode("latin-1"),
   "a byte order mark": b"\xef\xbb\xbfthe fox",
@@ -148,7 +150,7 @@ HOSTILE = {
 }
 
 
-CELLS = ("", '"', '"a', "a\tb", "a,b", "\0", "\r", "1e999", "text")
+ODD_CELLS = ("", '"', '"a', "a\tb", "a,b", "\0", "\r", "1e999", "text")
 ODD_LINES = (
   "",
   "# ",
@@ -163,11 +165,11 @@ ODD_LINES = (
 
 
 def undamaged_content(kind: str) -> bytes:
-  """Return a small corpus of a format; formats of plain lines share one."""
+  """Return a small corpus of a format; formats of plain lines have the same content."""
   contents = {
     "json": mutations.json_text(RECORDS),
     "jsonl": b"\n".join(map(mutations.json_text, RECORDS)),
-    "parquet": parquet(RECORDS),
+    "parquet": format_parquet(RECORDS),
     "squad": mutations.json_text(SQUAD),
     "conll": CONLL.encode(),
     "conllu": CONLLU.encode(),
@@ -179,7 +181,7 @@ def undamaged_content(kind: str) -> bytes:
 
 
 def draw_content(kind: str, rng: random.Random) -> tuple[bytes, str]:
-  """Return a corpus of a format, its records changed or not, and a description."""
+  """Return a corpus of a format, in most cases with a changed record, and a description."""
   if rng.random() < 0.25:
     return undamaged_content(kind), "as it is"
   if kind == "squad":
@@ -193,14 +195,14 @@ def draw_content(kind: str, rng: random.Random) -> tuple[bytes, str]:
     if kind == "jsonl":
       return b"\n".join(map(mutations.json_text, rows)), change
     try:
-      return parquet(rows), change
-    except Exception:  # such records are no table
+      return format_parquet(rows), change
+    except Exception:  # PyArrow cannot build a table of these records
       return undamaged_content(kind), "as it is"
   rows = undamaged_content(kind).decode().split("\n")
   number = rng.randint(0, len(rows) - 1)
   if kind in ("csv", "tsv"):
     separator = "," if kind == "csv" else "\t"
-    cell = rng.choice(CELLS)
+    cell = rng.choice(ODD_CELLS)
     cells = rows[number].split(separator)
     cells.insert(rng.randint(0, 2), cell)
     rows[number] = separator.join(cells)
@@ -212,45 +214,47 @@ def draw_content(kind: str, rng: random.Random) -> tuple[bytes, str]:
 
 
 def write_corpus(folder, kind: str, content: bytes, suffix: str = "") -> str:
-  """Write a corpus of a format, for `parallel` with a file of labels; return its source."""
+  """Write a corpus of a format and return its source; `parallel` gets a second file of labels."""
   folder.mkdir()
   if kind == "parallel":
     (folder / f"train.text{suffix}").write_bytes(content)
     labels = b"long\n" * len(LINES)
-    (folder / f"train.label{suffix}").write_bytes(PACKED[suffix[1:]](labels) if suffix else labels)
+    (folder / f"train.label{suffix}").write_bytes(
+      COMPRESSORS[suffix[1:]](labels) if suffix else labels
+    )
     return f"parallel:{folder}/{{split}}.{{field}}{suffix}"
   (folder / f"corpus.{kind}{suffix}").write_bytes(content)
   return f"{kind}:{folder}/corpus.{kind}{suffix}"
 
 
 def make_case(rng: random.Random, root):
-  """Write a corpus that may be damaged; return a description and the call to check."""
+  """Write a corpus that may be damaged; return a description and the function that reads it."""
   kind = rng.choice(FORMATS)
   content, change = draw_content(kind, rng)
   if rng.random() < 0.15:
-    change = rng.choice(sorted(HOSTILE))
-    content = HOSTILE[change]
+    change = rng.choice(sorted(HOSTILE_CONTENTS))
+    content = HOSTILE_CONTENTS[change]
   elif rng.random() < 0.25:
     content, second_change = mutations.mutate_bytes(content, rng)
     change += f"; {second_change}"
   suffix = ""
   if kind != "parquet" and rng.random() < 0.35:
-    packing = rng.choice(sorted(PACKED))
-    suffix = f".{packing}"
+    compression = rng.choice(sorted(COMPRESSORS))
+    suffix = f".{compression}"
     if rng.random() < 0.1:
-      content = PACKED[packing](b"a" * (4 << 20)) * 75
+      content = COMPRESSORS[compression](b"a" * (4 << 20)) * 75  # concatenated streams are valid
       change = "300 MiB of one letter"
     else:
-      content = PACKED[packing](content)
+      content = COMPRESSORS[compression](content)
     if rng.random() < 0.6:
       content, second_change = mutations.mutate_bytes(content, rng)
-      change += f"; packed, {second_change}"
+      change += f"; compressed, {second_change}"
   source = write_corpus(root / "in", kind, content, suffix)
-  return f"{kind}{suffix}, {change}", reader(rng.choice(READERS[kind]), kind, source)
+  return f"{kind}{suffix}, {change}", make_reader(rng.choice(READERS[kind]), kind, source)
 
 
-def reader(task: str | None, kind: str, source: str):
-  """Return the function that reads a source: by a task, or by preparing its texts."""
+def make_reader(task: str | None, kind: str, source: str):
+  """Return a function that reads a source by a task or, if that is None, by `prepare_data`."""
 
   def call(out):
     fields = ("text", "label") if kind == "parallel" else ()
@@ -258,20 +262,20 @@ def reader(task: str | None, kind: str, source: str):
       pass
     if task is None:
       flags = [f"--source={source}", "--vocabulary=bytes", f"--output={out}/data", "--workers=1"]
-      return prepare_data.main([*flags, "--validation_fraction=0"]) if kind != "parallel" else None
+      return prepare_data.main([*flags, "--validation_fraction=0"])
     arguments = {"source": source, "vocabulary": "bytes", "cache": str(out / "cache")}
-    built = TASKS[task](split="train", **arguments).build()
-    return None if built.num_examples else 1
+    opened_task = TASKS[task](split="train", **arguments).build()
+    return None if opened_task.num_examples else 1
 
   return call
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_undamaged_files_are_read(kind, tmp_path):
-  """Without this, a mistake in how the cases call would look like refusals of mutated files."""
+  """Show that refusals of mutated files are not due to wrong calls of the readers."""
   source = write_corpus(tmp_path / "in", kind, undamaged_content(kind))
   for number, task in enumerate(READERS[kind]):
-    assert reader(task, kind, source)(tmp_path / str(number)) in (None, 0), task
+    assert make_reader(task, kind, source)(tmp_path / str(number)) in (None, 0), task
 
 
 def test_a_few_mutated_corpora_are_read_or_refused(tmp_path):

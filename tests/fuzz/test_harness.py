@@ -1,4 +1,4 @@
-"""The harness tells every way in which a case may not end from the two in which it may."""
+"""The harness distinguishes the two accepted ends of a case from every kind of failure."""
 
 import os
 import pathlib
@@ -15,34 +15,34 @@ from tests.fuzz.harness import Sandbox, generator, run_cases
 pytestmark = pytest.mark.runs
 
 
-def refused(workdir):
+def raise_user_error(workdir):
   raise UserError("KEY: found 1, expected 2")
 
 
-def damaged(workdir):
+def raise_damage_error(workdir):
   raise DamageError("a file is torn")
 
 
-def wrote_outside(workdir):
+def write_outside(workdir):
   (workdir.parent / "elsewhere").write_text("x")
 
 
-def wrote_inside(workdir):
+def write_inside(workdir):
   (workdir / "folder" / "inner").mkdir(parents=True)
   (workdir / "folder" / "inner" / "file").write_text("x")
-  shutil.rmtree(workdir / "folder")  # names relative to descriptors
+  shutil.rmtree(workdir / "folder")  # removes files by names relative to descriptors
 
 
-def two_lines(workdir):
+def print_two_lines(workdir):
   print("error: one\nerror: two", file=sys.stderr)
   return 2
 
 
-def no_line(workdir):
+def print_no_line(workdir):
   return 2
 
 
-def another_code(workdir):
+def return_wrong_code(workdir):
   print("error: one", file=sys.stderr)
   return 4
 
@@ -51,23 +51,23 @@ def another_code(workdir):
   "end, call",
   [
     ("success", lambda workdir: None),
-    ("success", wrote_inside),
-    ("refusal", handle_errors(refused)),
-    ("refusal", handle_errors(damaged)),
+    ("success", write_inside),
+    ("refusal", handle_errors(raise_user_error)),
+    ("refusal", handle_errors(raise_damage_error)),
     ("traceback", lambda workdir: [][1]),
     ("exit", lambda workdir: sys.exit(0)),
-    ("lines", two_lines),
-    ("lines", no_line),
-    ("lines", another_code),
-    ("outside", wrote_outside),
+    ("lines", print_two_lines),
+    ("lines", print_no_line),
+    ("lines", return_wrong_code),
+    ("outside", write_outside),
     ("hang", lambda workdir: time.sleep(5)),
     ("memory", lambda workdir: int(np.ones(2**28, np.uint8)[0]) * 0),
   ],
 )
 def test_a_case_has_the_outcome_of_its_call(end, call, tmp_path):
-  sandbox = Sandbox(
-    tmp_path, seconds=0.3 if end == "hang" else 20, memory=2**25 if end == "memory" else 2**31
-  )
+  seconds = 0.3 if end == "hang" else 20
+  memory = 2**25 if end == "memory" else 2**31
+  sandbox = Sandbox(tmp_path, seconds=seconds, memory=memory)
   assert sandbox.run("the case", call).end == end, sandbox.outcomes
   if end in ("success", "refusal"):
     sandbox.check()
@@ -76,12 +76,12 @@ def test_a_case_has_the_outcome_of_its_call(end, call, tmp_path):
       sandbox.check()
 
 
-def test_a_bomb_is_stopped_before_it_fills_the_machine(tmp_path):
+def test_allocation_beyond_the_memory_limit_fails(tmp_path):
   sandbox = Sandbox(tmp_path, memory=2**28)
   assert sandbox.run("bomb", lambda workdir: len(bytearray(2**36))).end == "memory"
 
 
-def test_a_file_far_away_is_seen(tmp_path):
+def test_directory_outside_the_sandbox_is_detected(tmp_path):
   sandbox = Sandbox(tmp_path / "sandbox")
   away = tmp_path / "away"
   outcome = sandbox.run("away", lambda workdir: pathlib.Path(away).mkdir())
@@ -89,8 +89,9 @@ def test_a_file_far_away_is_seen(tmp_path):
   assert str(away) in outcome.message
 
 
-def test_the_generator_of_a_case_stands_alone():
-  assert generator(1, 7).random() == generator(1, 7).random() != generator(1, 8).random()
+def test_generator_depends_on_seed_and_case_only():
+  assert generator(1, 7).random() == generator(1, 7).random()
+  assert generator(1, 7).random() != generator(1, 8).random()
 
 
 def test_a_case_that_starts_a_program_fails(tmp_path):

@@ -1,4 +1,4 @@
-"""A damaged image data set ends in a one-line error or in a store that counts what it skipped."""
+"""Preparing damaged images ends in a one-line error or in a store that can be read."""
 
 import gzip
 import io
@@ -19,12 +19,13 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (12, 10, 4), np.uint8)
 
 
 def encode(kind: str, mode: str = "RGB", **options) -> bytes:
+  """Return the test picture in a file format, with one of Pillow's modes."""
   file = io.BytesIO()
   Image.fromarray(PIXELS, "RGBA").convert(mode).save(file, kind, **options)
   return file.getvalue()
 
 
-def sixteen_bits() -> bytes:
+def encode_16_bits() -> bytes:
   file = io.BytesIO()
   Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 256).save(file, "PNG")
   return file.getvalue()
@@ -37,8 +38,8 @@ def encode_animation(kind: str) -> bytes:
   return file.getvalue()
 
 
-def png(width: int, height: int, data: bytes, colour: int = 2, depth: int = 8) -> bytes:
-  """A PNG whose header says what it likes."""
+def make_png(width: int, height: int, data: bytes, colour: int = 2, depth: int = 8) -> bytes:
+  """Return a PNG with any sizes in its header, whatever its compressed data contain."""
 
   def chunk(name: bytes, content: bytes) -> bytes:
     return (
@@ -62,17 +63,21 @@ PICTURES = {
   "a CMYK JPEG": lambda: encode("JPEG", "CMYK"),
   "a palette": lambda: encode("PNG", "P"),
   "transparency": lambda: encode("PNG", "RGBA"),
-  "16 bits": sixteen_bits,
-  "an encode_animation GIF": lambda: encode_animation("GIF"),
-  "an encode_animation PNG": lambda: encode_animation("PNG"),
-  "an encode_animation WebP": lambda: encode_animation("WebP"),
-  "a PNG of 100 megapixels": lambda: png(10_000, 10_000, zlib.compress(b"\0" * (30_001 * 10_000))),
-  "a PNG that says 60,000 x 60,000": lambda: png(60_000, 60_000, zlib.compress(b"\0" * 100)),
-  "a PNG that says 8000 x 8000": lambda: png(8000, 8000, zlib.compress(b"\0" * 100)),
-  "a PNG of no pixels": lambda: png(0, 0, b""),
-  "a PNG of 2**31 columns": lambda: png(2**31 - 1, 1, b""),
-  "a PNG bomb": lambda: png(10, 12, zlib.compress(b"\0" * (200 << 20))),
-  "text bomb in a PNG": lambda: png(10, 12, zlib.compress(b"\0" * 372)).replace(
+  "16 bits": encode_16_bits,
+  "an animated GIF": lambda: encode_animation("GIF"),
+  "an animated PNG": lambda: encode_animation("PNG"),
+  "an animated WebP": lambda: encode_animation("WebP"),
+  "a PNG of 100 megapixels": lambda: make_png(
+    10_000, 10_000, zlib.compress(b"\0" * (30_001 * 10_000))
+  ),
+  "a PNG whose header states 60,000 x 60,000": lambda: make_png(
+    60_000, 60_000, zlib.compress(b"\0" * 100)
+  ),
+  "a PNG whose header states 8000 x 8000": lambda: make_png(8000, 8000, zlib.compress(b"\0" * 100)),
+  "a PNG of no pixels": lambda: make_png(0, 0, b""),
+  "a PNG of 2**31 columns": lambda: make_png(2**31 - 1, 1, b""),
+  "a PNG bomb": lambda: make_png(10, 12, zlib.compress(b"\0" * (200 << 20))),
+  "text bomb in a PNG": lambda: make_png(10, 12, zlib.compress(b"\0" * 372)).replace(
     b"IEND", b"zTXt" + b"a\0\0" + zlib.compress(b"a" * (100 << 20))
   ),
   "SVG": lambda: b'<svg xmlns="http://www.w3.org/2000/svg"><script>1</script></svg>',
@@ -88,11 +93,12 @@ def picture(rng: random.Random) -> tuple[bytes, str]:
     kind += f", {change}"
   if data.startswith(b"BM") and rng.random() < 0.5:
     data = data[:18] + struct.pack("<ii", 60_000, rng.choice((1000, 60_000, -1))) + data[26:]
-    kind = "a lying BMP"
+    kind = "a BMP with wrong sizes in its header"
   return data, kind
 
 
-def idx(array: np.ndarray, shape: tuple | None = None, kind: int = 8) -> bytes:
+def encode_idx(array: np.ndarray, shape: tuple | None = None, kind: int = 8) -> bytes:
+  """Return an IDX file; `shape` and `kind`, the code of the dtype, may contradict the array."""
   shape = array.shape if shape is None else shape
   return (
     bytes([0, 0, kind, len(shape)])
@@ -119,22 +125,22 @@ def write_idx(rng: random.Random, folder) -> str:
     "a-labels-idx1-ubyte": np.arange(3, dtype=np.uint8),
   }
   for name, array in arrays.items():
-    (folder / name).write_bytes(idx(array))
+    (folder / name).write_bytes(encode_idx(array))
   name = rng.choice(list(arrays))
-  content = idx(arrays[name])
+  content = encode_idx(arrays[name])
   change = "as it is"
   if rng.random() < 0.5:
     shape = rng.choice(IDX_SHAPES)
-    content = idx(arrays[name], shape, rng.choice((8, 8, 9, 13)))
+    content = encode_idx(arrays[name], shape, rng.choice((8, 8, 9, 13)))
     change = f"shape {shape}"
   elif rng.random() < 0.8:
     content, change = mutations.mutate_bytes(content, rng)
   if rng.random() < 0.2:
     content, second_change = mutations.mutate_bytes(gzip.compress(content), rng)
-    change += f", packed, {second_change}"
+    change += f", compressed, {second_change}"
   elif rng.random() < 0.1:
     content = gzip.compress(content) + gzip.compress(b"\0" * 2**26) * 32
-    change = "2 GiB of zeros, packed"
+    change = "2 GiB of zeros, compressed"
   (folder / name).write_bytes(content)
   return f"{name} {change}"
 
@@ -154,16 +160,16 @@ SOURCES = {"idx": "idx:{0}/a-images-idx3-ubyte", "folders": "folders:{0}"}
 
 
 def prepare(source: str, out) -> None:
-  """Prepare the images of a source, and read one."""
+  """Prepare the images of a source, and read the first one."""
   store.open_store(source, "train", cache=str(out)).read(np.arange(1))
 
 
 def draw_case(rng: random.Random, root, writers: dict, sources: dict, prepare):
-  """Write the images of a layout, damaged; return what was done, and the call that prepares them.
+  """Write damaged images; return a description and the function that prepares them.
 
   Args:
-    writers: layout -> the function that writes it and says how it damaged it.
-    sources: layout -> its source, by the folder.
+    writers: layout -> the function that writes the images and returns a description of the damage.
+    sources: layout -> its source, a format string with the folder as its argument.
     prepare: prepares the images of (a source, a folder for the store).
   """
   layout = rng.choice(list(writers))
@@ -178,8 +184,7 @@ def case(rng: random.Random, root):
 
 
 class Never(random.Random):
-  """Chooses no mutation where there is a choice, and the picture that is whole where there is
-  none."""
+  """A generator whose draws choose no mutation, and an intact picture."""
 
   def random(self):
     return 0.99
@@ -191,7 +196,7 @@ class Never(random.Random):
 
 @pytest.mark.parametrize("layout", WRITERS)
 def test_undamaged_layouts_are_read(layout, tmp_path):
-  """Without this, a mistake in how the cases call would look like refusals of what is mutated."""
+  """Show that refusals of mutated files are not due to wrong calls."""
   _, call = draw_case(Never(0), tmp_path, {layout: WRITERS[layout]}, SOURCES, prepare)
   call(tmp_path / "out")
 

@@ -1,8 +1,8 @@
-"""Well-formed saved files with hostile values reach no sentinel.
+"""Hostile values in well-formed saved files make no command open, send or run anything.
 
-The files of runs, suites, vocabularies, stores, models and records get addresses, paths, sources,
-functions and numbers that lead elsewhere (`meanings`). No case opens a file elsewhere, sends a
-request, starts a program or imports a module.
+The files of runs, suites, vocabularies, stores, models and records get URLs, paths, sources,
+names of functions and numbers from `meanings`. `Sentinels` records every file that a case opens
+elsewhere, every request, every started program and every imported module.
 """
 
 import json
@@ -36,17 +36,20 @@ from tests.fuzz.test_stores import sign
 from tests.recipes import nano
 
 SEED = 23
-SAMPLE = 24
-ALL = 520
+NUM_SAMPLE_CASES = 24
+NUM_CASES = 520
 PARTS = 4
-SECONDS = 60
+SECONDS_PER_CASE = 60
 
 
-class Maker:
-  """A maker of hostile files.
+class HostileFileWriter:
+  """A writer of hostile files.
+
+  Each method of `KINDS` writes one kind of file into the directory of a case. It returns a
+  description of the hostile values, and a function that reads the file as a command would.
 
   Args:
-    folder: an empty directory for sound files.
+    folder: an empty directory for the intact files.
   """
 
   def __init__(self, folder: pathlib.Path):
@@ -63,15 +66,15 @@ class Maker:
     write_model("t5", folder / "model")
     published.write(folder / "model", "t5")
 
-  def mutate(self, choice: random.Random, tree, case_folder: pathlib.Path):
-    return meanings.mutation(choice, tree, str(self.sentinels.folder), str(case_folder))
+  def add_hostile_values(self, rng: random.Random, tree, case_folder: pathlib.Path):
+    return meanings.mutate_meaning(rng, tree, str(self.sentinels.folder), str(case_folder))
 
-  def run(self, choice: random.Random, case_folder: pathlib.Path):
-    """Return (what was changed, a call) of a hostile run, evaluated up to the first batch."""
+  def run(self, rng: random.Random, case_folder: pathlib.Path):
+    """Write a run, which is evaluated up to the first batch."""
     workdir = case_folder / "run"
     self.vocabulary.save(workdir / "vocabulary")
     (workdir / "link").symlink_to(self.sentinels.folder)
-    identity, changes = self.mutate(choice, self.identity, workdir)
+    identity, changes = self.add_hostile_values(rng, self.identity, workdir)
     (workdir / "config.json").write_text(json.dumps(identity))
 
     def call() -> None:
@@ -80,9 +83,9 @@ class Maker:
 
     return changes, call
 
-  def start(self, choice: random.Random, case_folder: pathlib.Path):
-    """Return (what was changed, a call) of a hostile run from which another one starts."""
-    changes, _ = self.run(choice, case_folder)
+  def warm_start(self, rng: random.Random, case_folder: pathlib.Path):
+    """Write a run whose weights another run starts from."""
+    changes, _ = self.run(rng, case_folder)
 
     def call() -> None:
       config = nano.get_config()
@@ -92,18 +95,20 @@ class Maker:
 
     return changes, call
 
-  def import_file(self, choice: random.Random, case_folder: pathlib.Path):
+  def import_file(self, rng: random.Random, case_folder: pathlib.Path):
     content = {"model": self.identity["model"], "vocabulary": "0"}
-    content, changes = self.mutate(choice, content, case_folder)
+    content, changes = self.add_hostile_values(rng, content, case_folder)
     (case_folder / "imported.json").write_text(json.dumps(content))
     return changes, lambda: warm_start.with_model_keys(
       self.config, workdirs.read_imported(case_folder)["model"], str(case_folder)
     )
 
-  def suite(self, choice: random.Random, case_folder: pathlib.Path):
+  def suite(self, rng: random.Random, case_folder: pathlib.Path):
     table = {"form": "labelled", "source": "builtin", "text": "{text}", "length": 8}
-    table, changes = self.mutate(choice, table | {"config": {"batch_size": 8}}, case_folder)
-    lines = [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
+    table, changes = self.add_hostile_values(
+      rng, table | {"config": {"batch_size": 8}}, case_folder
+    )
+    lines = [f"{key} = {format_toml(value)}" for key, value in table.items() if value is not None]
     (case_folder / "tasks.toml").write_text("[a]\n" + "\n".join(lines) + "\n")
 
     def call() -> None:
@@ -113,40 +118,40 @@ class Maker:
 
     return changes, call
 
-  def tokenizer(self, choice: random.Random, case_folder: pathlib.Path):
+  def tokenizer(self, rng: random.Random, case_folder: pathlib.Path):
     model = json.loads(published.byte_level(["[PAD]", "</s>", "[UNK]"]).to_str())
-    content = "".join(choice.choice("ab") for _ in range(choice.choice((1, 90, 2000))))
+    content = "".join(rng.choice("ab") for _ in range(rng.choice((1, 90, 2000))))
     step = {
       "type": "Replace",
-      "pattern": {choice.choice(("String", "Regex")): choice.choice("ab")},
+      "pattern": {rng.choice(("String", "Regex")): rng.choice("ab")},
       "content": content,
     }
-    key, parts = choice.choice((("normalizer", "normalizers"), ("decoder", "decoders")))
-    if choice.random() < 0.7:
-      model[key] = {"type": "Sequence", parts: [step] * choice.choice((1, 2, 4, 12))}
+    key, parts = rng.choice((("normalizer", "normalizers"), ("decoder", "decoders")))
+    if rng.random() < 0.7:
+      model[key] = {"type": "Sequence", parts: [step] * rng.choice((1, 2, 4, 12))}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "auto_map": {}}
-    config, changes = self.mutate(choice, config, case_folder)
+    config, changes = self.add_hostile_values(rng, config, case_folder)
     (case_folder / "tokenizer.json").write_text(json.dumps(model))
     (case_folder / "tokenizer_config.json").write_text(json.dumps(config))
-    if choice.random() < 0.2:
+    if rng.random() < 0.2:
       (case_folder / "special_tokens_map.json").symlink_to(self.sentinels.folder / "secret.txt")
     return changes, lambda: vocabularies.load(str(case_folder)).encode("a" * 1000)
 
-  def vocabulary_manifest(self, choice: random.Random, case_folder: pathlib.Path):
+  def vocabulary_manifest(self, rng: random.Random, case_folder: pathlib.Path):
     ByteVocabulary().save(case_folder)
     file = case_folder / vocabularies.MANIFEST
-    content, changes = self.mutate(choice, json.loads(file.read_text()), case_folder)
+    content, changes = self.add_hostile_values(rng, json.loads(file.read_text()), case_folder)
     file.write_text(json.dumps(content))
     return changes, lambda: vocabularies.load(str(case_folder)).encode("a")
 
-  def store(self, choice: random.Random, case_folder: pathlib.Path):
+  def store(self, rng: random.Random, case_folder: pathlib.Path):
     for file in (self.folder / "tokens").rglob("*"):
       if file.is_file():
         copy = case_folder / file.relative_to(self.folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())
-    file = choice.choice(sorted((case_folder / "tokens").rglob("*.json")))
-    content, changes = self.mutate(choice, json.loads(file.read_text()), case_folder)
+    file = rng.choice(sorted((case_folder / "tokens").rglob("*.json")))
+    content, changes = self.add_hostile_values(rng, json.loads(file.read_text()), case_folder)
     file.write_text(json.dumps(content))
     sign(file)
 
@@ -156,20 +161,20 @@ class Maker:
 
     return f"{file.name}: {changes}", call
 
-  def model(self, choice: random.Random, case_folder: pathlib.Path):
+  def model(self, rng: random.Random, case_folder: pathlib.Path):
     directory = case_folder / "model"
     directory.mkdir()
     for file in (self.folder / "model").iterdir():
       (directory / file.name).write_bytes(file.read_bytes())
-    if choice.random() < 0.5:
+    if rng.random() < 0.5:
       file = directory / "config.json"
-      content, changes = self.mutate(choice, json.loads(file.read_text()), directory)
+      content, changes = self.add_hostile_values(rng, json.loads(file.read_text()), directory)
     else:
       (directory / "model.safetensors").rename(directory / "a.safetensors")
       file = directory / "model.safetensors.index.json"
       changes = "index"
-      name = meanings.location(choice, str(self.sentinels.folder), str(directory))
-      content = {"weight_map": {"shared.weight": choice.choice((name, "a.safetensors"))}}
+      name = meanings.draw_location(rng, str(self.sentinels.folder), str(directory))
+      content = {"weight_map": {"shared.weight": rng.choice((name, "a.safetensors"))}}
     file.write_text(json.dumps(content))
 
     def call() -> None:
@@ -177,8 +182,8 @@ class Maker:
 
     return changes, call
 
-  def coco(self, choice: random.Random, case_folder: pathlib.Path):
-    name = meanings.location(choice, str(self.sentinels.folder), str(case_folder))
+  def coco(self, rng: random.Random, case_folder: pathlib.Path):
+    name = meanings.draw_location(rng, str(self.sentinels.folder), str(case_folder))
     (case_folder / "link").symlink_to(self.sentinels.folder / "secret.txt")
     content = {
       "images": [{"file_name": name, "height": 1, "width": 1, "id": 1}],
@@ -189,8 +194,8 @@ class Maker:
     source = f"coco:{case_folder}/rows.json"
     return repr(name), lambda: list(open_source(source).records("train"))
 
-  def images(self, choice: random.Random, case_folder: pathlib.Path):
-    name = meanings.location(choice, str(self.sentinels.folder), str(case_folder))
+  def images(self, rng: random.Random, case_folder: pathlib.Path):
+    name = meanings.draw_location(rng, str(self.sentinels.folder), str(case_folder))
     (case_folder / "link").symlink_to(self.sentinels.folder / "secret.txt")
     (case_folder / "rows.jsonl").write_text(json.dumps({"image": name, "label": "a"}) + "\n")
     source = f"jsonl:{case_folder}/rows.jsonl"
@@ -202,7 +207,7 @@ KINDS = (
   "run",
   "run",
   "run",
-  "start",
+  "warm_start",
   "import_file",
   "suite",
   "tokenizer",
@@ -214,53 +219,56 @@ KINDS = (
 )
 
 
-def _toml(value) -> str:
+def format_toml(value) -> str:
   """Write a value in TOML, whose inline tables differ from JSON's objects."""
   if isinstance(value, dict):
-    items = [f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()]
+    items = [f"{json.dumps(key)} = {format_toml(item)}" for key, item in value.items()]
     return "{" + ", ".join(items) + "}"
   return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
-def _without_result(call) -> None:
+def _discard_result(call) -> None:
+  """Call a function whose result is no exit code."""
   call()
 
 
-def run_hostile_files(maker: Maker, folder: pathlib.Path, cases: range) -> None:
-  """Run cases; fail with all that ended badly or reached something."""
-  sandbox = Sandbox(folder / "sandbox", seconds=SECONDS, memory=2**30)
-  reached = []
+def run_hostile_files(writer: HostileFileWriter, folder: pathlib.Path, cases: range) -> None:
+  """Run cases; fail if one ends in no known error or causes an event of the sentinels."""
+  sandbox = Sandbox(folder / "sandbox", seconds=SECONDS_PER_CASE, memory=2**30)
+  forbidden_events = []
   for number in cases:
-    choice = generator(SEED, number)
-    kind = choice.choice(KINDS)
+    rng = generator(SEED, number)
+    kind = rng.choice(KINDS)
     case = [f"seed {SEED}, case {number}, {kind}:"]
 
-    def call_watched(case_folder: pathlib.Path, choice=choice, kind=kind, case=case) -> int:
+    def call_watched(case_folder: pathlib.Path, rng=rng, kind=kind, case=case) -> int:
       trust.begin_command(())
-      description, call = getattr(maker, kind)(choice, case_folder)
+      description, call = getattr(writer, kind)(rng, case_folder)
       case.append(description)
-      with maker.sentinels.watching() as events:
-        code = handle_errors(_without_result)(call)
-      reached.extend(f"{' '.join(case)}: {event}" for event in events)
+      with writer.sentinels.watching() as events:
+        code = handle_errors(_discard_result)(call)
+      forbidden_events.extend(f"{' '.join(case)}: {event}" for event in events)
       return code
 
     sandbox.run(case, call_watched)
   sandbox.check(min_cases=len(cases))
-  assert not reached, "\n".join(reached)
+  assert not forbidden_events, "\n".join(forbidden_events)
 
 
 @pytest.fixture(scope="module")
-def maker(tmp_path_factory) -> Maker:
-  return Maker(tmp_path_factory.mktemp("maker"))
+def writer(tmp_path_factory) -> HostileFileWriter:
+  return HostileFileWriter(tmp_path_factory.mktemp("intact"))
 
 
-def test_hostile_values_in_some_saved_files_reach_nothing(maker, tmp_path, monkeypatch):
+def test_hostile_values_in_some_saved_files_reach_nothing(writer, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  run_hostile_files(maker, tmp_path, range(SAMPLE))
+  run_hostile_files(writer, tmp_path, range(NUM_SAMPLE_CASES))
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("part", range(PARTS))
-def test_hostile_values_in_many_saved_files_reach_nothing(part, maker, tmp_path, monkeypatch):
+def test_hostile_values_in_many_saved_files_reach_nothing(part, writer, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  run_hostile_files(maker, tmp_path, range(part * ALL // PARTS, (part + 1) * ALL // PARTS))
+  run_hostile_files(
+    writer, tmp_path, range(part * NUM_CASES // PARTS, (part + 1) * NUM_CASES // PARTS)
+  )

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.runs
 NAMES = sorted(cases.CASES)
 
 
-def files_of(name: str) -> tuple[dict, bytes]:
-  """The config and the weights of a tiny model."""
+def load_tiny_model(name: str) -> tuple[dict, bytes]:
+  """Return the config and the safetensors file of a tiny model."""
   golden = np.load(GOLDEN / f"{name}.npz", allow_pickle=False)
   shapes = json.loads(str(golden["shapes"]))
   return json.loads(str(golden["config"])), save(
@@ -29,7 +29,7 @@ def files_of(name: str) -> tuple[dict, bytes]:
 
 
 def split_weights(weights: bytes) -> tuple[dict, bytes]:
-  """The header of a safetensors file, and its values."""
+  """Return the header of a safetensors file, and its values."""
   (length,) = struct.unpack("<Q", weights[:8])
   return json.loads(weights[8 : 8 + length]), weights[8 + length :]
 
@@ -39,13 +39,14 @@ def join_weights(header, values: bytes, length: int | None = None) -> bytes:
   return struct.pack("<Q", len(text) if length is None else length) + text + values
 
 
+# The kinds of damage; repeating one makes it more likely.
 KINDS = (*["config"] * 4, "config text", "header", "header", "weights", "index", "index")
 
 
 def make_case(rng: random.Random, root):
   """Write a model directory with one damaged file; return a description and the call to check."""
   name = rng.choice(NAMES)
-  config, weights = files_of(name)
+  config, weights = load_tiny_model(name)
   header, values = split_weights(weights)
   directory = root / "model"
   directory.mkdir()

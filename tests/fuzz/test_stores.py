@@ -1,4 +1,4 @@
-"""Damaged token, example and image stores: right bits, or one line. See `harness`."""
+"""Reading a damaged store ends in a one-line error or in the right values."""
 
 import contextlib
 import functools
@@ -18,17 +18,17 @@ from t5x_like.errors import handle_errors
 from t5x_like.store.tokens import TokenStore
 from tests import stores
 from tests.fuzz.harness import Sandbox, generator
-from tests.fuzz.mutations import copy_folder, digests, files_of, mutate_folder
+from tests.fuzz.mutations import copy_folder, hash_files, list_files, mutate_folder
 from tools import inspect_data
 
-# cases of each kind of store
 SEED = 7
-SAMPLE = 6
-ALL = 90
+# Numbers of cases for each kind of store.
+NUM_SAMPLE_CASES = 6
+NUM_CASES = 90
 
 
 def sign(file: pathlib.Path) -> None:
-  """Give a manifest the checksum of its changed fields."""
+  """Update the checksum in a manifest whose fields have changed."""
   manifest = json.loads(file.read_text())
   if file.name == "manifest.json" and "checksum" in manifest:
     fields = {key: value for key, value in manifest.items() if key not in ("format", "checksum")}
@@ -36,37 +36,41 @@ def sign(file: pathlib.Path) -> None:
     file.write_text(json.dumps(manifest))
 
 
-def damage_files(choice: random.Random, folder: pathlib.Path, share_of_manifests: float) -> str:
-  """Damage a file of a store, of which a share are manifests and tables; return a description."""
-  files = [file for file in files_of(folder) if not file.endswith(".lock")]
-  if choice.random() < share_of_manifests:
+def damage_files(rng: random.Random, folder: pathlib.Path, share_of_manifests: float) -> str:
+  """Damage one file of a store; return a description.
+
+  Args:
+    share_of_manifests: the probability that it is a manifest or a table.
+  """
+  files = [file for file in list_files(folder) if not file.endswith(".lock")]
+  if rng.random() < share_of_manifests:
     files = [file for file in files if file.endswith((".json", ".table"))]
-  return mutate_folder(choice, folder, files, sign)
+  return mutate_folder(rng, folder, files, sign)
 
 
 class Tokens:
-  """A token store, opened and read whole; or a batch of it shown by a tool."""
+  """A token store, which is read whole or, in a tenth of the cases, by `inspect_data`."""
 
   def __init__(self, folder: pathlib.Path):
     store = stores.write(folder / "train", stores.random_documents(40, 30), shard_tokens=150)
     self.folder = folder
     self.expected = self._content(store)
 
-  def damage(self, choice, folder: pathlib.Path) -> str:
-    self._verify = choice.choice(("auto", "auto", "size"))
-    self._shown = choice.random() < 0.1
-    return f"{self._verify}: {damage_files(choice, folder, 0.7)}"
+  def damage(self, rng, folder: pathlib.Path) -> str:
+    self._verify = rng.choice(("auto", "auto", "size"))
+    self._uses_tool = rng.random() < 0.1
+    return f"{self._verify}: {damage_files(rng, folder, 0.7)}"
 
-  def use(self, folder: pathlib.Path) -> None:
+  def read(self, folder: pathlib.Path) -> None:
     store = TokenStore.open(folder / "train", self._verify)
     store.vocabulary  # noqa: B018 -- read and checked
     content = self._content(store)
     if self._verify == "auto":
       assert all(map(np.array_equal, content, self.expected)), "wrong bits"
 
-  def run_command(self, folder: pathlib.Path) -> int:
-    if not self._shown:
-      return handle_errors(self.use)(folder)
+  def call(self, folder: pathlib.Path) -> int:
+    if not self._uses_tool:
+      return handle_errors(self.read)(folder)
     return inspect_data.main(
       ["--config=tests/recipes/nano.py", f"--config.task.store={folder}", "--split=train"]
     )
@@ -74,35 +78,35 @@ class Tokens:
   def _content(self, store: TokenStore) -> tuple:
     N = store.num_documents
     last = store.num_tokens - 8
-    places = np.arange(0, max(last, 1), 5)
+    positions = np.arange(0, max(last, 1), 5)
+    windows = store.windows(positions, 8)
     spans = store.document_spans(np.arange(N))
-    return store.windows(places, 8), store.document_ends(), *spans, *store.documents_at(places)
+    return windows, store.document_ends(), *spans, *store.documents_at(positions)
 
 
 class Examples:
-  """Prepared examples of a task of texts, opened by the task, and the first batch of an
-  evaluation."""
+  """Prepared examples of a text-to-text task, of which the first batch is read."""
 
   def __init__(self, folder: pathlib.Path):
     rows = "".join(f"a {'word ' * (n % 5)}{n}\tb{n}\n" for n in range(30))
     self._source = folder.parent / "rows.tsv"
     self._source.write_text("source\ttarget\n" + rows)
     self.folder = folder
-    self.expected = self._first(folder)
+    self.expected = self._first_batch(folder)
 
-  def damage(self, choice, folder: pathlib.Path) -> str:
-    return damage_files(choice, folder, 0.5)
+  def damage(self, rng, folder: pathlib.Path) -> str:
+    return damage_files(rng, folder, 0.5)
 
-  def run_command(self, folder: pathlib.Path) -> int:
-    return handle_errors(self.use)(folder)
+  def call(self, folder: pathlib.Path) -> int:
+    return handle_errors(self.read)(folder)
 
-  def use(self, folder: pathlib.Path) -> None:
-    batch = self._first(folder)
+  def read(self, folder: pathlib.Path) -> None:
+    batch = self._first_batch(folder)
     for name, expected in self.expected.items():
       assert np.array_equal(batch[name], expected), "wrong bits"
 
-  def _first(self, folder: pathlib.Path) -> dict[str, np.ndarray]:
-    built = task.build(
+  def _first_batch(self, folder: pathlib.Path) -> dict[str, np.ndarray]:
+    examples_task = task.build(
       "text_to_text",
       "train",
       source=f"tsv:{self._source}",
@@ -112,11 +116,11 @@ class Examples:
       targets_length=16,
       cache=str(folder),
     )
-    return next(loader.eval_batches(built, batch_size=4))
+    return next(loader.eval_batches(examples_task, batch_size=4))
 
 
 class Images:
-  """Prepared images, opened, and each of them read."""
+  """A store of prepared images, of which all are read."""
 
   def __init__(self, folder: pathlib.Path):
     for n in range(6):
@@ -128,17 +132,17 @@ class Images:
     self.folder = folder
     self.expected = self._content(folder)
 
-  def damage(self, choice, folder: pathlib.Path) -> str:
-    self._verify = choice.choice(("auto", "auto", "size"))
-    return f"{self._verify}: {damage_files(choice, folder, 0.6)}"
+  def damage(self, rng, folder: pathlib.Path) -> str:
+    self._verify = rng.choice(("auto", "auto", "size"))
+    return f"{self._verify}: {damage_files(rng, folder, 0.6)}"
 
-  def run_command(self, folder: pathlib.Path) -> int:
-    return handle_errors(self.use)(folder)
+  def call(self, folder: pathlib.Path) -> int:
+    return handle_errors(self.read)(folder)
 
-  def use(self, folder: pathlib.Path) -> None:
-    assert self._content(folder, self._verify) == self.expected or self._verify == "size", (
-      "wrong bits"
-    )
+  def read(self, folder: pathlib.Path) -> None:
+    content = self._content(folder, self._verify)
+    if self._verify == "auto":
+      assert content == self.expected, "wrong values"
 
   def _content(self, folder: pathlib.Path, verify: str = "auto"):
     store = image_store.open_store(self._source, "train", cache=str(folder), verify=verify)
@@ -149,36 +153,34 @@ KINDS = {"tokens": Tokens, "examples": Examples, "images": Images}
 
 
 def run_damaged_stores(kind: str, tmp_path: pathlib.Path, cases: range) -> None:
-  (tmp_path / "sound").mkdir()
+  (tmp_path / "intact").mkdir()
   with contextlib.redirect_stdout(io.StringIO()):
-    subject = KINDS[kind](tmp_path / "sound" / "store")
+    store = KINDS[kind](tmp_path / "intact" / "store")
   sandbox = Sandbox(tmp_path / "sandbox", memory=2**30)
   for number in cases:
     case = [f"seed {SEED}, {kind} {number}:"]
-    choice = generator(SEED, f"{kind}/{number}")
-    sandbox.run(case, functools.partial(damage_and_use, subject, choice, case))
+    rng = generator(SEED, f"{kind}/{number}")
+    sandbox.run(case, functools.partial(damage_and_read, store, rng, case))
   sandbox.check(min_cases=len(cases))
 
 
-def damage_and_use(
-  subject, choice: random.Random, case: list[str], case_folder: pathlib.Path
-) -> int:
-  """Damage a copy of a store and use it; other files stay as they are."""
-  folder = copy_folder(subject.folder, case_folder / "store")
-  before = digests(folder)
-  case.append(subject.damage(choice, folder))
-  sound = digests(folder).items() & before.items()
-  code = subject.run_command(folder)
-  assert sound <= digests(folder).items(), "a sound file was changed"
+def damage_and_read(store, rng: random.Random, case: list[str], case_folder: pathlib.Path) -> int:
+  """Damage a copy of a store and read it, which must not change the other files."""
+  folder = copy_folder(store.folder, case_folder / "store")
+  before = hash_files(folder)
+  case.append(store.damage(rng, folder))
+  intact = hash_files(folder).items() & before.items()
+  code = store.call(folder)
+  assert intact <= hash_files(folder).items(), "an intact file was changed"
   return code
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_damaged_stores_are_read_or_refused(kind, tmp_path):
-  run_damaged_stores(kind, tmp_path, range(SAMPLE))
+  run_damaged_stores(kind, tmp_path, range(NUM_SAMPLE_CASES))
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_damaged_stores_are_read_or_refused(kind, tmp_path):
-  run_damaged_stores(kind, tmp_path, range(ALL))
+  run_damaged_stores(kind, tmp_path, range(NUM_CASES))

@@ -1,4 +1,4 @@
-"""Training from a damaged token store ends in a one-line error or in the right bits."""
+"""Training and evaluating on a damaged token store end in a one-line error or in right losses."""
 
 import functools
 import json
@@ -12,19 +12,19 @@ import pytest
 from t5x_like import evaluate, train
 from tests import stores
 from tests.fuzz.harness import Sandbox, call_in_process, generator
-from tests.fuzz.mutations import copy_folder, digests, files_of, mutate_folder
+from tests.fuzz.mutations import copy_folder, hash_files, list_files, mutate_folder
 from tests.fuzz.test_stores import sign
 from tests.runs import losses
 
 SEED = 13
-ALL = 80
+NUM_CASES = 80
 PARTS = 2
 FLAGS = ("--config=tests/recipes/nano.py", "--config.total_steps=2", "--config.eval_every=2")
 FLAGS += ('--config.evals.loss={"max_examples": 16}',)
 
 
-class Stores:
-  """A store of two splits, a run on it, and what the commands find."""
+class TrainedStore:
+  """A store of two splits, a run that was trained on it, and the losses of commands on it."""
 
   def __init__(self, folder: pathlib.Path):
     self.folder = folder / "store"
@@ -37,29 +37,29 @@ class Stores:
     }
     assert all(code == 0 for code, _ in self._expected.values())
 
-  def use(self, choice: random.Random, changes: list[str], case_folder: pathlib.Path) -> int:
-    """Damage a copy of the store and call a command on it; what was not damaged stays as it is."""
+  def damage_and_call(
+    self, rng: random.Random, changes: list[str], case_folder: pathlib.Path
+  ) -> int:
+    """Damage a copy of the store and call a command, which must not change the other files."""
     store = copy_folder(self.folder, case_folder / "store")
-    name = choice.choice(("train", "evaluate"))
-    before = digests(store)
-    verify = choice.choice(("auto", "auto", "size"))
-    split = "validation" if name == "evaluate" else choice.choice(("train", "train", "validation"))
-    files = [file for file in files_of(store) if file.startswith(split)]
-    if choice.random() < 0.7:
+    name = rng.choice(("train", "evaluate"))
+    before = hash_files(store)
+    verify = rng.choice(("auto", "auto", "size"))
+    split = "validation" if name == "evaluate" else rng.choice(("train", "train", "validation"))
+    files = [file for file in list_files(store) if file.startswith(split)]
+    if rng.random() < 0.7:
       files = [file for file in files if file.endswith((".json", ".npy"))]
-    changes += [name, verify, mutate_folder(choice, store, files, sign)]
-    sound = digests(store).items() & before.items()
-    code, losses = self._results(
-      name, store, case_folder / "made", f"--config.task.verify={verify}"
-    )
-    assert sound <= digests(store).items(), "a sound file was changed"
-    # another manifest may tell another order
+    changes += [name, verify, mutate_folder(rng, store, files, sign)]
+    intact = hash_files(store).items() & before.items()
+    code, losses = self._results(name, store, case_folder / "run", f"--config.task.verify={verify}")
+    assert intact <= hash_files(store).items(), "an intact file was changed"
+    # A changed manifest may change the order of the documents.
     if not code and verify == "auto" and "manifest.json" not in changes[-1]:
       assert losses == self._expected[name][1], "wrong bits"
     return code
 
   def _results(self, name: str, store: pathlib.Path, case_folder: pathlib.Path, *flags: str):
-    """Return a command's exit code, and the losses that it found."""
+    """Call a command; return its exit code and the losses that it wrote."""
     flags += (f"--config.task.store={store}",)
     if name == "train":
       code = train.main([*FLAGS, f"--workdir={case_folder}", *flags])
@@ -72,24 +72,27 @@ class Stores:
     return code, [row["loss"] for row in rows]
 
 
-def part(first: int, last: int, cache: str) -> None:
-  """Try some of the cases; called in a process of its own."""
+def run_cases_in_process(first: int, last: int, cache: str) -> None:
+  """Run the cases from `first` to before `last`, in a process of its own."""
   for name, value in {"min_compile_time_secs": 0.05, "min_entry_size_bytes": 0}.items():
     jax.config.update(f"jax_persistent_cache_{name}", value)
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
-    subject = Stores(root)
+    trained_store = TrainedStore(root)
     sandbox = Sandbox(
       root / "sandbox", seconds=300, memory=2**30, allowed_folder=pathlib.Path(cache)
     )
     for number in range(first, last):
       case = [f"seed {SEED}, case {number}:"]
-      sandbox.run(case, functools.partial(subject.use, generator(SEED, number), case))
+      call = functools.partial(trained_store.damage_and_call, generator(SEED, number), case)
+      sandbox.run(case, call)
       print(*sandbox.outcomes[-1], flush=True)
     sandbox.check(min_cases=last - first)
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("n", range(PARTS))
-def test_commands_use_or_refuse_a_damaged_store(n, compiled):
-  call_in_process(part, n * ALL // PARTS, (n + 1) * ALL // PARTS, str(compiled), cache=compiled)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_commands_use_or_refuse_a_damaged_store(part, compiled):
+  first = part * NUM_CASES // PARTS
+  last = (part + 1) * NUM_CASES // PARTS
+  call_in_process(run_cases_in_process, first, last, str(compiled), cache=compiled)

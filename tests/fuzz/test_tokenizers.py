@@ -28,7 +28,7 @@ SAVED = ("sentencepiece", "tokenizer", "bytes", "labels", "saved")
 def files_of(kind: str) -> dict[str, bytes]:
   """Return the files of a valid vocabulary directory, by name."""
   with tempfile.TemporaryDirectory() as root:
-    path = pathlib.Path(root) / "made"
+    path = pathlib.Path(root) / "vocabulary"
     if kind == "sentencepiece":
       SentencePieceVocabulary(published.t5(), 10).save(path)
     elif kind == "tokenizer":

@@ -16,7 +16,7 @@ from t5x_like import evaluate, predict, train
 from t5x_like.errors import handle_errors
 from t5x_like.report import page
 from tests.fuzz.harness import Sandbox, call_in_process, generator
-from tests.fuzz.mutations import copy_folder, digests, files_of, mutate_folder
+from tests.fuzz.mutations import copy_folder, hash_files, list_files, mutate_folder
 from tests.runs import fingerprints, losses
 from tools import convert_hf
 
@@ -58,7 +58,8 @@ class Workdir:
   Args:
     trained: the run's workdir.
     folder: a directory for the copy and the results.
-    commands: the commands whose results are kept, for comparison with those on a damaged copy.
+    commands: the commands that cases call; their results here are compared to those on a damaged
+      copy.
   """
 
   def __init__(
@@ -75,19 +76,19 @@ class Workdir:
       '{"step": 4, "metrics": {"loss": 6.5}}'
     )
     (self.folder / "evaluations" / "4_loss_test.jsonl").write_text('{"input": "a"}\n')
-    self._expected: dict[str, list] = {name: [] for name in set(commands)}
-    for name in set(commands) - {"report"}:
-      steps = STEPS[-1:] if name == "train" else STEPS
+    self._expected: dict[str, list] = {command: [] for command in set(commands)}
+    for command in set(commands) - {"report"}:
+      steps = STEPS[-1:] if command == "train" else STEPS
       for step in steps:
-        case_folder = folder / f"{name}{step}"
+        case_folder = folder / f"{command}{step}"
         intact = copy_folder(self.folder, case_folder / "run")
-        assert self._call(name, case_folder, intact, f"--step={step}") == 0, name
-        self._expected[name].append(self._results(name, case_folder, intact))
+        assert self._call(command, case_folder, intact, f"--step={step}") == 0, command
+        self._expected[command].append(self._results(command, case_folder, intact))
 
   def damage(self, rng: random.Random, folder: pathlib.Path) -> str:
-    """Damage one file of a copy, and describe the change; all kinds of files are drawn."""
-    unread = ("events.", "report.html", "compiled/")
-    files = [file for file in files_of(folder) if not file.startswith(unread)]
+    """Damage one file of a copied workdir, and return a description of the change."""
+    unread = ("events.", "report.html", "compiled/")  # no command reads these
+    files = [file for file in list_files(folder) if not file.startswith(unread)]
     groups = [
       ["config.json"],
       ["history.jsonl", "metrics.jsonl"],
@@ -101,48 +102,48 @@ class Workdir:
     return mutate_folder(rng, folder, rng.choice(weighted_groups))
 
   def call_and_compare(
-    self, name: str, case_folder: pathlib.Path, folder: pathlib.Path, is_readable: bool
+    self, command: str, case_folder: pathlib.Path, folder: pathlib.Path, is_readable: bool
   ) -> int:
     """Call a command on a damaged workdir; if it succeeds, compare its results to the intact ones.
 
     Args:
       is_readable: whether config and vocabulary are intact; otherwise the results may differ.
     """
-    code = self._call(name, case_folder, folder)
-    if not code and is_readable and name != "report":
-      assert self._results(name, case_folder, folder) in self._expected[name], "wrong results"
+    code = self._call(command, case_folder, folder)
+    if not code and is_readable and command != "report":
+      assert self._results(command, case_folder, folder) in self._expected[command], "wrong results"
     return code
 
-  def _call(self, name: str, case_folder: pathlib.Path, folder: pathlib.Path, *step: str) -> int:
-    if name == "train":
+  def _call(self, command: str, case_folder: pathlib.Path, folder: pathlib.Path, *step: str) -> int:
+    if command == "train":
       return train.main([*FLAGS, f"--config.total_steps={LAST_STEP}", f"--workdir={folder}"])
-    if name == "evaluate":
+    if command == "evaluate":
       return evaluate.main([f"--workdir={folder}", *step])
-    if name == "predict":
+    if command == "predict":
       flags = (
         f"--input={self._input}",
         f"--output={case_folder / 'out.jsonl'}",
         "--max_new_tokens=2",
       )
       return predict.main([f"--workdir={folder}", *flags, *step])
-    if name == "report":
+    if command == "report":
       return handle_errors(self._write_report)(folder)
     with contextlib.redirect_stdout(io.StringIO()):
       return convert_hf.main([f"--input={folder}", f"--output={case_folder / 'exported'}", *step])
 
-  def _results(self, name: str, case_folder: pathlib.Path, folder: pathlib.Path):
-    """Read the results that a command has written, without times."""
-    if name == "train":
+  def _results(self, command: str, case_folder: pathlib.Path, folder: pathlib.Path):
+    """Return the results that a command has written, without times."""
+    if command == "train":
       new_losses = [(step, loss) for step, loss in losses(folder) if step > STEPS[-1]]
       return fingerprints(folder, LAST_STEP), new_losses
-    if name == "evaluate":
+    if command == "evaluate":
       results = []
       for file in (folder / "evaluations").glob("*_loss_validation.json"):
         result = json.loads(file.read_text())
         metrics = {key: value for key, value in result["metrics"].items() if key != "seconds"}
         results.append((result["step"], metrics))
       return results
-    if name == "predict":
+    if command == "predict":
       return (case_folder / "out.jsonl").read_text()
     tensors = load_file(case_folder / "exported" / "model.safetensors")
     return {key: (x.dtype.str, x.shape, x.tobytes()) for key, x in tensors.items()}
@@ -188,17 +189,19 @@ def damage_and_call(
     description: the parts of the case's description; the command and the damage are appended.
   """
   folder = copy_folder(workdir.folder, case_folder / "run")
-  name = rng.choice(commands)
-  before = digests(folder)
-  description += [name, workdir.damage(rng, folder)]
-  intact = {file: digest for file, digest in digests(folder).items() if before.get(file) == digest}
+  command = rng.choice(commands)
+  before = hash_files(folder)
+  description += [command, workdir.damage(rng, folder)]
+  intact = {
+    file: digest for file, digest in hash_files(folder).items() if before.get(file) == digest
+  }
   damaged = [file for file in before if file not in intact]
   is_readable = not any(file.startswith(("config.json", "vocabulary/")) for file in damaged)
-  code = workdir.call_and_compare(name, case_folder, folder, is_readable)
-  after = digests(folder)
-  may_write = WRITES[name]
+  code = workdir.call_and_compare(command, case_folder, folder, is_readable)
+  after = hash_files(folder)
+  may_write = WRITES[command]
   checkpoint_folders = ("checkpoints/", "best/")
-  if name == "train" and any(file.startswith(checkpoint_folders) for file in damaged):
+  if command == "train" and any(file.startswith(checkpoint_folders) for file in damaged):
     may_write += checkpoint_folders  # a damaged checkpoint is moved out of the way
   for file, digest in intact.items():
     assert file.startswith(may_write) or after.get(file) == digest, (
@@ -209,12 +212,12 @@ def damage_and_call(
 
 def run_cases_in_process(first: int, last: int, cache: str) -> None:
   """Run the cases from `first` to before `last` with all commands, in a process of its own."""
-  for name, value in {"min_compile_time_secs": 0.05, "min_entry_size_bytes": 0}.items():
-    jax.config.update(f"jax_persistent_cache_{name}", value)
+  for option, value in {"min_compile_time_secs": 0.05, "min_entry_size_bytes": 0}.items():
+    jax.config.update(f"jax_persistent_cache_{option}", value)
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
-    command = [*FLAGS, f"--config.total_steps={STEPS[-1]}", f"--workdir={root / 'trained'}"]
-    assert train.main(command) == 0
+    flags = [*FLAGS, f"--config.total_steps={STEPS[-1]}", f"--workdir={root / 'trained'}"]
+    assert train.main(flags) == 0
     workdir = Workdir(root / "trained", root / "intact", COMMANDS)
     run_cases(workdir, root, range(first, last), COMMANDS, pathlib.Path(cache))
 
