@@ -1,19 +1,20 @@
-"""Test random draws by chi-square: two-sided, at one significance for all."""
+"""Assertions about random draws, all at one level of significance."""
 
 import numpy as np
 from scipy import special
 
-# seeds are fixed, so a test that passes keeps passing; this is the chance that a new seed fails
+# The probability that a correct program fails with a new seed. Seeds are fixed, so a test that
+# passes once keeps passing.
 SIGNIFICANCE = 1e-4
 
 
 def assert_fits(counts, expected=None, *, drawn: float = 0.0):
-  """Assert that counts are as expected, neither further off than chance allows nor closer.
+  """Assert by a two-sided chi-square test that counts are neither too far off nor too exact.
 
   Args:
-    counts: the draws of each cell.
-    expected: the expected draws, up to one factor; None is the same for all.
-    drawn: the share of cells that every row draws without replacement, which lowers the variance.
+    counts: the number of draws of each cell.
+    expected: the expected numbers, up to a common factor; None: equal numbers.
+    drawn: the share of cells that each row draws without replacement, which lowers the variance.
   """
   counts = np.asarray(counts, np.float64).ravel()
   expected = np.ones(counts.size) if expected is None else np.asarray(expected, np.float64).ravel()
@@ -23,10 +24,10 @@ def assert_fits(counts, expected=None, *, drawn: float = 0.0):
   statistic = ((counts - expected) ** 2 / expected).sum()
   if drawn:
     statistic *= freedom / counts.size / (1 - drawn)
-  beyond = special.gammaincc(freedom / 2, statistic / 2)
-  chance = 2 * min(beyond, 1 - beyond)
-  assert chance > SIGNIFICANCE, (
-    f"chi-square {statistic:.1f} of {freedom} degrees of freedom: chance {chance:.1e}"
+  upper_tail = special.gammaincc(freedom / 2, statistic / 2)
+  p_value = 2 * min(upper_tail, 1 - upper_tail)
+  assert p_value > SIGNIFICANCE, (
+    f"chi-square {statistic:.1f} of {freedom} degrees of freedom: p = {p_value:.1e}"
   )
 
 
@@ -40,22 +41,24 @@ def assert_share(successes: int, draws: int, share: float):
 
 
 def expected_spans(chances, total: int) -> np.ndarray:
-  """Return the mean number of spans of each length in spans that sum to `total`: [len(chances)].
+  """Return the expected number of spans of each length, [len(chances)], by the renewal equation.
 
-  The last span is cut.
-  `chances[k]` is that of length k; the renewal equation, and not a simulation.
+  Spans are drawn until their lengths sum to `total`; the last one is cut.
+
+  Args:
+    chances: the probability of each length from 0.
+    total: the sum of all lengths.
   """
   chances = np.asarray(chances, np.float64)
   longest = len(chances) - 1
-  # spans drawn when the sum is so and so much
-  drawn_at = np.zeros(total)
+  # The expected number of spans that are drawn while the sum of the earlier lengths is s.
+  draws_at_sum = np.zeros(total)
   counts = np.zeros(longest + 1)
-  for so_far in range(total):
-    before = sum(drawn_at[so_far - k] * chances[k] for k in range(1, min(so_far, longest) + 1)) + (
-      so_far == 0
-    )
-    drawn_at[so_far] = before / (1 - chances[0])
-    np.add.at(
-      counts, np.minimum(np.arange(longest + 1), total - so_far), drawn_at[so_far] * chances
-    )
+  for s in range(total):
+    arrivals = 1.0 if s == 0 else 0.0
+    for length in range(1, min(s, longest) + 1):
+      arrivals += draws_at_sum[s - length] * chances[length]
+    draws_at_sum[s] = arrivals / (1 - chances[0])  # spans of length 0 stay at this sum
+    cut_lengths = np.minimum(np.arange(longest + 1), total - s)
+    np.add.at(counts, cut_lengths, draws_at_sum[s] * chances)
   return counts

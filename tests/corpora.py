@@ -27,7 +27,7 @@ def write(
 
 
 def lengths_of(tokens: int, documents) -> list[int]:
-  """Return the lengths of the documents of a store, as `write` makes it."""
+  """Return the lengths of the documents that `write` writes."""
   lengths = []
   remaining = tokens
   while remaining > 0:
@@ -38,11 +38,12 @@ def lengths_of(tokens: int, documents) -> list[int]:
 
 
 def document_of(lengths) -> np.ndarray:
-  """Return the number of its document for every token."""
+  """Return, for every token, the number of its document."""
   return np.repeat(np.arange(len(lengths)), lengths)
 
 
 def assert_same(actual, expected):
+  """Assert that two batches have the same features."""
   assert actual.keys() == expected.keys()
   for name in expected:
     np.testing.assert_array_equal(actual[name], expected[name], err_msg=name, strict=True)

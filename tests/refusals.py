@@ -9,7 +9,7 @@ from t5x_like.errors import UserError
 
 @contextlib.contextmanager
 def refuses(*names: str, error: type[Exception] = UserError):
-  """Assert that the block raises `error`, whose message is one line and has all `names`."""
+  """Assert that the block raises `error` with a message of one line that contains all `names`."""
   with pytest.raises(error) as refusal:
     yield
   message = str(refusal.value)

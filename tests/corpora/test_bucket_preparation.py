@@ -13,7 +13,7 @@ import pytest
 
 import json_lines
 from object_server import Server, environment
-from preparations import files_of, prepare, stopped_before_publishing
+from preparations import fail_before_publishing, prepare, read_files
 from refusals import refuses
 from t5x_like.corpora import building
 from t5x_like.corpora.sources import open_source
@@ -78,7 +78,7 @@ def test_a_bucket_gets_the_bytes_of_a_local_store_and_training_reads_them(source
   server.unavailable = 0.1
   server.delay = 0.001
   assert prepare(source, BUCKET, *FLAGS) == 0
-  assert files_of(server.root / "stores") == files_of(local)
+  assert read_files(server.root / "stores") == read_files(local)
   assert not [path for path, _ in server.requests if is_shard(path)]
   # a store that exists is left alone
   assert prepare(source, BUCKET, *FLAGS) == 0
@@ -140,17 +140,17 @@ def test_a_killed_preparation_uploads_only_missing_shards_when_repeated(source, 
   server.requests.clear()
   assert len(recorded_shards) > 3
   assert prepare(source, BUCKET, *FLAGS) == 0
-  assert files_of(server.root / "stores") == files_of(local)
+  assert read_files(server.root / "stores") == read_files(local)
   assert not {f"stores/train/tokens/{name}" for name in recorded_shards} & set(server.uploads)
   assert not [path for path, _ in server.requests if "/train/tokens/" in path]
 
 
 def test_a_lost_shard_is_made_again(source, local, server):
-  with stopped_before_publishing():
+  with fail_before_publishing():
     assert prepare(source, BUCKET, *FLAGS) == 2
   sorted((server.root / "stores" / "train" / "tokens").iterdir())[2].unlink()
   assert prepare(source, BUCKET, *FLAGS) == 0
-  assert files_of(server.root / "stores") == files_of(local)
+  assert read_files(server.root / "stores") == read_files(local)
 
 
 def test_one_command_prepares_at_a_time(source, server, monkeypatch, capsys):
@@ -179,7 +179,7 @@ def test_a_preparation_that_has_lost_its_lease_does_not_publish(
   assert not as_path("gs://bucket/stores/train/manifest.json").exists()
   # The other holder gives no sign of life: its lease is taken over in turn.
   assert prepare(source, BUCKET, *FLAGS) == 0
-  assert files_of(server.root / "stores") == files_of(local)
+  assert read_files(server.root / "stores") == read_files(local)
 
 
 def test_two_runs_that_need_the_same_store_share_one(source, server, monkeypatch):
@@ -220,7 +220,7 @@ def test_a_store_can_be_prepared_at_any_scheme_of_fsspec(source, local):
   starts = np.arange(0, store.num_tokens - 100, 777)
   np.testing.assert_array_equal(store.windows(starts, 100), expected.windows(starts, 100))
   assert set(as_path("memory://there/stores").sizes()) == {
-    f"train/{name}" for name in files_of(local / "train")
+    f"train/{name}" for name in read_files(local / "train")
   }
 
 

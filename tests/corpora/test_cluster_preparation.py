@@ -13,7 +13,7 @@ import time
 import pytest
 
 import json_lines
-from preparations import files_of, prepare
+from preparations import prepare, read_files
 
 pytestmark = pytest.mark.services
 
@@ -84,4 +84,4 @@ def test_workers_killed_on_the_way_change_nothing(tmp_path):
       worker.kill()
     assert run.wait() == 0, run.stderr.read()
   assert len([worker for worker in workers if worker.returncode == -9]) >= 3
-  assert files_of(tmp_path / "here") == files_of(tmp_path / "cluster")
+  assert read_files(tmp_path / "here") == read_files(tmp_path / "cluster")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import json_lines
-from preparations import prepare, texts_of
+from preparations import decode_documents, prepare
 from refusals import refuses
 from t5x_like.corpora.cleaning import decontaminate
 from t5x_like.store.tokens import TokenStore
@@ -100,7 +100,7 @@ def test_a_planted_leak_leaves_the_store_and_is_counted(questions, tmp_path):
   flags += [f"--against={pattern}" for pattern in files]
   assert prepare(f"jsonl:{tmp_path}/corpus.jsonl", tmp_path / "out", *flags) == 0
   store = TokenStore.open(tmp_path / "out" / "train")
-  assert texts_of(store) == clean
+  assert decode_documents(store) == clean
   assert store.manifest.skipped == {"text of long.jsonl": 1, "text of short.tsv": 1}
 
 

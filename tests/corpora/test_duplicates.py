@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import json_lines
-from preparations import files_of, prepare, texts_of
+from preparations import decode_documents, prepare, read_files
 from t5x_like.corpora.cleaning import _repeats, exact, near, spans
 from t5x_like.corpora.engines import processes
 from t5x_like.segmentation import sentences
@@ -169,7 +169,7 @@ def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch)
   store = TokenStore.open(tmp_path / "here" / "train")
   min_sentences = 3 if is_cleaned else 1
   expected_texts, skipped, removed = remove_duplicates(texts, step_names, min_sentences)
-  assert texts_of(store) == expected_texts
+  assert decode_documents(store) == expected_texts
   counts = store.manifest.source["counts"]
   assert store.manifest.skipped == skipped
   assert counts["removed_within_documents"] == removed
@@ -180,7 +180,7 @@ def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch)
   pytest.importorskip("apache_beam")
   beam = ["--engine=beam", "--runner=FnApiRunner"]
   assert prepare(source, tmp_path / "beam", *flags, *beam) == 0
-  assert files_of(tmp_path / "beam") == files_of(tmp_path / "here")
+  assert read_files(tmp_path / "beam") == read_files(tmp_path / "here")
 
 
 def test_minhash_estimates_the_similarity_of_shingles():

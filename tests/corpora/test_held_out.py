@@ -2,7 +2,7 @@
 
 import pytest
 
-from preparations import prepare, texts_of
+from preparations import decode_documents, prepare
 from t5x_like.corpora import building
 from t5x_like.errors import UserError
 from t5x_like.store.tokens import TokenStore
@@ -18,7 +18,7 @@ def prepare_texts(folder, *flags, workers=1):
 
 
 def read_split(folder, split) -> list[str]:
-  return texts_of(TokenStore.open(folder / "out" / split))
+  return decode_documents(TokenStore.open(folder / "out" / split))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 import json_lines
 from image_files import NOISE, encode
-from preparations import prepare, texts_of
+from preparations import decode_documents, prepare
 from refusals import refuses
 from t5x_like.corpora.sources import Skip, open_source, webdataset
 from t5x_like.data import task
@@ -277,7 +277,7 @@ def test_prepare_data_reads_shards_and_arrow_files_into_the_same_store(tmp_path)
     flags = [f"--text_field={field}", "--validation_fraction=0.2"]
     assert prepare(f"{form}:{tmp_path / file}", tmp_path / form, *flags) == 0
     stores.append(TokenStore.open(tmp_path / form / "train"))
-  assert texts_of(stores[0]) == texts_of(stores[1])
+  assert decode_documents(stores[0]) == decode_documents(stores[1])
 
 
 def test_a_directory_in_the_hubs_form_is_read_with_its_splits(tmp_path, monkeypatch):

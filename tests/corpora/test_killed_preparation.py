@@ -13,7 +13,7 @@ import pytest
 
 import json_lines
 import more
-from preparations import files_of, prepare
+from preparations import prepare, read_files
 from t5x_like.corpora import progress_files
 from t5x_like.corpora.engines import processes
 from t5x_like.errors import UserError
@@ -85,7 +85,7 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
   (shards / recorded_shards[3]["name"]).write_bytes(b"damaged")
   first = (shards / recorded_shards[0]["name"]).stat().st_mtime_ns
   assert prepare(pages, again, *flags, *engine) == 0
-  assert files_of(uninterrupted) == files_of(again)
+  assert read_files(uninterrupted) == read_files(again)
   assert (again / "train" / "tokens" / recorded_shards[0]["name"]).stat().st_mtime_ns == first
   manifest = TokenStore.open(again / "train").manifest
   assert manifest.num_shards > 10
@@ -152,4 +152,4 @@ def test_killed_at_any_moment_and_repeated(engine, pages, tmp_path):
     run.wait()
     assert not psutil.wait_procs(workers, timeout=600)[1], "the run's workers outlived it"
   assert prepare(pages, tmp_path / "again", *flags, *engine) == 0
-  assert files_of(tmp_path / "whole") == files_of(tmp_path / "again")
+  assert read_files(tmp_path / "whole") == read_files(tmp_path / "again")

@@ -9,7 +9,7 @@ import pytest
 
 import json_lines
 import published
-from preparations import files_of, prepare, stopped_before_publishing, texts_of
+from preparations import decode_documents, fail_before_publishing, prepare, read_files
 from refusals import refuses
 from t5x_like.corpora import building, progress_bar, progress_files
 from t5x_like.corpora.documents import Documents
@@ -65,8 +65,8 @@ def test_special_pieces_in_a_text_can_stay_text(flags, is_special, tmp_path):
 
 
 def test_every_document_is_in_one_split(texts, stores):
-  train = texts_of(TokenStore.open(stores / "train"))
-  validation = texts_of(TokenStore.open(stores / "validation"))
+  train = decode_documents(TokenStore.open(stores / "train"))
+  validation = decode_documents(TokenStore.open(stores / "validation"))
   assert sorted(train + validation) == sorted(texts[1])
   assert not set(train) & set(validation)
   assert 5 <= len(validation) <= 50
@@ -80,8 +80,8 @@ def test_workers_make_the_same_bytes(texts, stores, tmp_path):
   process = subprocess.run(command, capture_output=True, text=True, check=True)
   assert "fingerprint" in process.stdout
   assert process.stderr == ""
-  assert len(files_of(stores)) >= 12
-  assert files_of(tmp_path) == files_of(stores)
+  assert len(read_files(stores)) >= 12
+  assert read_files(tmp_path) == read_files(stores)
 
 
 def test_again_is_kept_and_other_inputs_are_refused(texts, stores, capsys):
@@ -114,12 +114,12 @@ def test_changed_source_is_noticed(tmp_path, capsys):
 def test_a_part_of_a_file_changed_since_is_made_anew(tmp_path, capsys):
   source = f"lines:{tmp_path}/a.txt"
   (tmp_path / "a.txt").write_text("one\n")
-  with stopped_before_publishing():
+  with fail_before_publishing():
     assert prepare(source, tmp_path / "out", "--split=train") == 2
   (tmp_path / "a.txt").write_text("two\n")
   assert prepare(source, tmp_path / "out", "--split=train") == 0
   assert "000000: of files that changed since; made anew" in capsys.readouterr().out
-  assert texts_of(TokenStore.open(tmp_path / "out" / "train")) == ["two"]
+  assert decode_documents(TokenStore.open(tmp_path / "out" / "train")) == ["two"]
 
 
 @pytest.mark.parametrize("clean, num_remade_shards", [("", 4), ("exact", 8)])
@@ -131,7 +131,7 @@ def test_only_the_parts_of_changed_files_are_made_again(
   flags = ["--split=train", "--part_bytes=1", "--shard_tokens=5", f"--clean={clean}"]
   for number in range(5):
     (tmp_path / f"{number}.txt").write_text(f"{number} and more\n{number} and less\n")
-  with stopped_before_publishing():
+  with fail_before_publishing():
     assert prepare(source, tmp_path / "out", *flags) == 2
   (tmp_path / "1.txt").write_text("1 only\n")  # one shard fewer
   (tmp_path / "3.txt").write_text("3 and more\n3 and less\n3 and last\n")
@@ -148,7 +148,7 @@ def test_only_the_parts_of_changed_files_are_made_again(
     assert prepare(source, tmp_path / "out", *flags) == 0
   assert len(remade_shards) == num_remade_shards
   assert prepare(source, tmp_path / "whole", *flags) == 0
-  assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+  assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
 def test_append_eos_and_chosen_splits(texts, tmp_path):
@@ -218,7 +218,7 @@ def test_cleaning_is_counted_and_the_same_with_any_workers(pages, tmp_path, caps
   for workers in (1, 2):
     assert prepare(pages[0], tmp_path / str(workers), *CLEANED, workers=workers) == 0
   assert "exact duplicate" in capsys.readouterr().out
-  assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
+  assert read_files(tmp_path / "1") == read_files(tmp_path / "2")
   store = TokenStore.open(tmp_path / "1" / "train")
   skipped = store.manifest.skipped
   assert skipped["exact duplicate"] == 1
@@ -232,7 +232,7 @@ def test_cleaning_is_counted_and_the_same_with_any_workers(pages, tmp_path, caps
 
 def test_files_that_an_interrupted_run_damaged_are_written_again(pages, tmp_path):
   assert prepare(pages[0], tmp_path / "whole", *CLEANED) == 0
-  with stopped_before_publishing():
+  with fail_before_publishing():
     assert prepare(pages[0], tmp_path / "again", *CLEANED) == 2
   progress = tmp_path / "again" / ".train.progress"
   (progress / "signatures" / "000000").write_bytes(b"")
@@ -241,7 +241,7 @@ def test_files_that_an_interrupted_run_damaged_are_written_again(pages, tmp_path
   record.write_bytes(record.read_bytes().replace(b'"near duplicate": 1', b'"near duplicate": 7'))
   assert progress_files.load(record) is None
   assert prepare(pages[0], tmp_path / "again", *CLEANED) == 0
-  assert files_of(tmp_path / "whole") == files_of(tmp_path / "again")
+  assert read_files(tmp_path / "whole") == read_files(tmp_path / "again")
   assert not progress.exists()
 
 

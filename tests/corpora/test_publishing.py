@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import json_lines
-from preparations import prepare, stopped_before_publishing
+from preparations import fail_before_publishing, prepare
 from t5x_like.corpora import building
 from t5x_like.files import local_ranges
 from t5x_like.files.paths import as_path
@@ -59,7 +59,7 @@ def test_a_full_verification_reads_the_shards_again(source, tmp_path, monkeypatc
 
 
 def test_a_run_stopped_before_publishing_checks_its_files(source, tmp_path):
-  with stopped_before_publishing():
+  with fail_before_publishing():
     assert prepare(source, tmp_path / "out", *FLAGS) == 2
   damaged = tmp_path / "out" / ".train.incomplete" / "tokens" / "000001000002"
   content = damaged.read_bytes()

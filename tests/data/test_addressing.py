@@ -1,4 +1,4 @@
-"""In every task, a batch is a function of its step, whichever of its rows a host reads."""
+"""In every task, a row of a batch is a function of its step, whatever rows a host reads."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ WORDS = "one two three four five six seven eight nine ten".split()
 
 
 def pair_table() -> str:
-  """Return a table of two texts, a label and a number for each pair of words."""
+  """Return a table with two texts, a label and a number for each pair of words."""
   lines = ["a\tb\tlabel\tnumber"]
   for x, y in itertools.product(WORDS, WORDS):
     label = "yes" if x < y else "no"
@@ -73,7 +73,7 @@ TEXTS = {
   "inputs_length": 64,
   "targets_length": 64,
 }
-ALL_OF_IT = {
+ALL_AUGMENTATIONS = {
   "augmentations": ("random_resized_crop", {"name": "randaugment", "ops": 1}, "erase"),
   "mixing": {"mixup": 0.8, "cutmix": 1.0, "probability": 0.9},
 }
@@ -130,65 +130,66 @@ CASES = {
     {"file": "jsonl", "text": "{prompt}", "options": "options", "choices": 2, "length": 48}
   ],
   "span_qa": [{"file": "squad", "length": 64, "stride": 16}],
-  "image_classification": [{"images": "digits", "resolution": 12, "channels": 1} | ALL_OF_IT],
+  "image_classification": [
+    {"images": "digits", "resolution": 12, "channels": 1} | ALL_AUGMENTATIONS
+  ],
   "masked_images": [{"images": "digits", "resolution": 12, "patch": 3}],
   "corrupted_images": [{"images": "digits", "resolution": 12, "patch": 3}],
   "image_text": [{"images": "digits", "resolution": 12, "caption_field": "label", "length": 8}],
 } | topics.cases("TASKS")
 
 
-# A task that is not listed is tried with its defaults on the built-in corpus.
-EVERY = []
+# A task that CASES does not list is tested with its defaults on the built-in corpus.
+SOME_CASES = []
 ALL_CASES = []
 for name in slots.names(tasks):
   cases = [(name, arguments) for arguments in CASES.get(name, [{}])]
-  EVERY += more.beyond(1, cases)
+  SOME_CASES += more.beyond(1, cases)
   ALL_CASES += cases
 
 
 @pytest.mark.parametrize(("name", "arguments"), ALL_CASES, ids=str)
-def test_the_features_that_are_declared_without_data_are_those_of_the_task(
-  name, arguments, tmp_path
-):
-  arguments = complete(name, arguments, tmp_path)
+def test_features_declared_without_data_equal_the_features_of_the_task(name, arguments, tmp_path):
+  arguments = add_data(name, arguments, tmp_path)
   declared = task_features.declare({"name": name, **arguments})
   assert declared == task.build(name, "train", **arguments).features
 
 
-@pytest.mark.parametrize(("name", "arguments"), EVERY, ids=str)
-def test_a_batch_is_the_same_from_any_step_and_for_any_rows(name, arguments, tmp_path):
-  built = build(name, arguments, tmp_path)
+@pytest.mark.parametrize(("name", "arguments"), SOME_CASES, ids=str)
+def test_batch_is_the_same_from_any_start_step_and_for_any_rows(name, arguments, tmp_path):
+  tested_task = build_task(name, arguments, tmp_path)
 
   def read(rows):
-    return next(loader.train_batches(built, batch_size=B, seed=5, start_step=STEP, rows=rows))
+    return next(loader.train_batches(tested_task, batch_size=B, seed=5, start_step=STEP, rows=rows))
 
-  batches = itertools.islice(loader.train_batches(built, batch_size=B, seed=5), STEP + 1)
+  batches = itertools.islice(loader.train_batches(tested_task, batch_size=B, seed=5), STEP + 1)
   batch = list(batches)[STEP]
-  assert_features(batch, built)
+  assert_features(batch, tested_task)
   parts = [read(rows) for rows in ROWS]
   order = np.argsort(np.concatenate(ROWS))
-  assert_same({n: np.concatenate([part[n] for part in parts])[order] for n in batch}, batch)
-  eval_batch = next(loader.eval_batches(built, batch_size=B, max_examples=B - 1))
+  joined = {n: np.concatenate([part[n] for part in parts])[order] for n in batch}
+  assert_same(joined, batch)
+  eval_batch = next(loader.eval_batches(tested_task, batch_size=B, max_examples=B - 1))
   assert eval_batch.pop("example_index").tolist() == [*range(B - 1), -1]
-  assert_features(eval_batch, built)
+  assert_features(eval_batch, tested_task)
   for x in eval_batch.values():
     assert not x[-1].any()
 
 
-def assert_features(batch, built) -> None:
+def assert_features(batch, tested_task) -> None:
   """Assert that a batch has the features that its task declares."""
-  assert batch.keys() == built.features.keys()
-  for name, feature in built.features.items():
+  assert batch.keys() == tested_task.features.keys()
+  for name, feature in tested_task.features.items():
     assert batch[name].shape == (B, *feature.shape)
     assert batch[name].dtype == feature.dtype
 
 
-def build(name, arguments, tmp_path) -> task.Task:
-  return task.build(name, "train", **complete(name, arguments, tmp_path))
+def build_task(name, arguments, tmp_path) -> task.Task:
+  return task.build(name, "train", **add_data(name, arguments, tmp_path))
 
 
-def complete(name, arguments, tmp_path) -> dict:
-  """Return the arguments of a case with its data and cache below a directory."""
+def add_data(name, arguments, tmp_path) -> dict:
+  """Return the arguments of a case, completed by its data and a cache in a directory."""
   arguments = dict(arguments)
   if "images" in arguments:
     images = arguments.pop("images")

@@ -1,6 +1,7 @@
-"""Chunks cover every document once an epoch; segments that do not follow come from any other."""
+"""Chunks cover every document once an epoch; "random next" segments come from other documents."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -15,11 +16,11 @@ from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies import special_id
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
-SIZE = 64  # tokens of every document
+SIZE = 64  # tokens of every document of `UniformStore`
 
 
-class Uniform:
-  """A store of equal documents, in which the token at position i is i // SIZE modulo 2^31."""
+class UniformStore:
+  """A store of documents of SIZE tokens; each token is the number of its document modulo 2^31."""
 
   def __init__(self, num_documents: int):
     self.num_documents = num_documents
@@ -37,17 +38,17 @@ class Uniform:
 
 
 @pytest.mark.parametrize("num_documents", [3, 2**31 + 5, 3 * 2**31, 2**32, 2**35 + 7])
-def test_other_documents_are_drawn_from_all(num_documents):
-  """Holds with more than 2^31 documents, and with more than 2^32."""
+def test_other_documents_are_drawn_from_the_whole_store(num_documents):
+  """Numbers of documents above 2^31 and 2^32 must not overflow."""
   drawn_documents = []
-  store = Uniform(num_documents)
+  store = UniformStore(num_documents)
   document_spans = store.document_spans
 
-  def note_and_read(documents):
+  def record_and_read(documents):
     drawn_documents.append(documents)
     return document_spans(documents)
 
-  store.document_spans = note_and_read
+  store.document_spans = record_and_read
   index = np.random.default_rng(0).integers(0, num_documents, 4_000)
   key_B = random.row_keys(0, tf.range(4_000))
   bits_B2 = random.bits(random.row_keys(5, key_B), 2).numpy().astype(np.uint64)
@@ -62,7 +63,7 @@ def test_other_documents_are_drawn_from_all(num_documents):
 
 
 def cut_document(size, length, min_tokens):
-  """Return the sizes of a document's chunks, cut one after the other."""
+  """Return the sizes of the chunks of one document, the reference for `Chunks`."""
   if size < min_tokens:
     return []
   chunks = []
@@ -78,7 +79,7 @@ def cut_document(size, length, min_tokens):
 @pytest.mark.parametrize("append_eos", [False, True])
 @pytest.mark.parametrize("min_tokens", [1, 2, 5])
 @pytest.mark.parametrize("length", [7, 64])
-def test_chunks_are_those_of_cutting_every_document(tmp_path, append_eos, min_tokens, length):
+def test_chunks_equal_a_plain_loop_over_documents(tmp_path, append_eos, min_tokens, length):
   generator = np.random.default_rng(length)
   sizes = [
     *generator.integers(1, 40, 1_500),
@@ -87,7 +88,7 @@ def test_chunks_are_those_of_cutting_every_document(tmp_path, append_eos, min_to
     *generator.integers(1, 300, 90),
   ]
   documents = [np.full(size, 5) for size in sizes]
-  # 2 blocks in one
+  # A shard of 13,000 tokens holds more than one block of documents.
   store = stores.write(tmp_path / "train", documents, append_eos=append_eos, shard_tokens=13_000)
   chunks = Chunks(store, length, min_tokens)
   expected = []
@@ -104,7 +105,7 @@ def test_chunks_are_those_of_cutting_every_document(tmp_path, append_eos, min_to
   assert chunks.locate(order[:0])[0].shape == (0,)
 
 
-def test_a_store_without_a_document_long_enough_is_refused(tmp_path):
+def test_store_without_a_document_of_the_minimum_length_is_refused(tmp_path):
   store = stores.write(tmp_path / "train", [np.full(1, 5)] * 100)
   with refuses("found no document of 2 tokens or more"):
     Chunks(store, 16, min_tokens=2)
@@ -113,7 +114,8 @@ def test_a_store_without_a_document_long_enough_is_refused(tmp_path):
 
 
 LENGTH = 64
-LENGTHS = {  # tokens of documents: log-normal as those of Wikipedia, median twice a row
+# Draws of document lengths in tokens. "wiki" is log-normal as in Wikipedia; its median is two rows.
+LENGTHS = {
   "long": lambda generator: generator.integers(20 * LENGTH, 40 * LENGTH, 12),
   "wiki": lambda generator: np.exp(generator.normal(np.log(2 * LENGTH), 1.0, 150)).astype(int) + 2,
   "short": lambda generator: generator.integers(LENGTH // 8, LENGTH // 3, 1_500),
@@ -122,7 +124,7 @@ LENGTHS = {  # tokens of documents: log-normal as those of Wikipedia, median twi
 
 @pytest.fixture(scope="module", params=LENGTHS)
 def corpus(request, tmp_path_factory):
-  """Return (a store in which token i of the stream is 300 + i, the lengths of its documents)."""
+  """Return (the folder of a store whose token i is 300 + i, the lengths of its documents)."""
   sizes = LENGTHS[request.param](np.random.default_rng(1))
   folder = tmp_path_factory.mktemp("chunks")
   ids = np.split(np.arange(sizes.sum()) + 300, np.cumsum(sizes)[:-1])
@@ -136,47 +138,47 @@ def build(corpus, input_format, **arguments):
   )
 
 
-def rows(batch):
-  """Return the tokens of a batch before they were masked."""
+def unmask(batch):
+  """Return the tokens of a batch before masking."""
   masked = batch["encoder_loss_weights"] > 0
   return np.where(masked, batch["encoder_target_tokens"], batch["encoder_input_tokens"])
 
 
-def visits(built, epochs):
-  """Return how often every token of the stream is read in each epoch: [epochs, tokens]."""
-  N = built.num_examples
-  batches = loader.train_batches(built, batch_size=32, seed=3)
-  tokens = np.concatenate([rows(next(batches)) for _ in range(-(-epochs * N // 32))])[: epochs * N]
-  text = tokens.reshape(epochs, -1)
+def count_reads(mlm_task, epochs):
+  """Return, for each epoch, how often every token of the stream is read."""
+  num_rows = epochs * mlm_task.num_examples
+  batches = loader.train_batches(mlm_task, batch_size=32, seed=3)
+  tokens = np.concatenate([unmask(next(batches)) for _ in range(math.ceil(num_rows / 32))])
+  text = tokens[:num_rows].reshape(epochs, -1)
   return [np.bincount(row[(row >= 300) & (row < 60_000)] - 300, minlength=1) for row in text]
 
 
 @pytest.mark.parametrize("packed", [True, more.later(False)])
-def test_every_chunk_is_seen_once_an_epoch_and_evaluated_once(corpus, packed):
-  built_task = build(corpus, "doc_sentences", packed=packed)
+def test_every_token_is_read_once_an_epoch_and_evaluated_once(corpus, packed):
+  mlm_task = build(corpus, "doc_sentences", packed=packed)
   total = corpus[1].sum()
-  for counts in visits(built_task, 2):
+  for counts in count_reads(mlm_task, 2):
     assert counts.tolist() == [1] * total
   evaluated = np.concatenate(
-    [rows(batch) for batch in loader.eval_batches(built_task, batch_size=50)]
+    [unmask(batch) for batch in loader.eval_batches(mlm_task, batch_size=50)]
   )
   evaluated_text = np.sort(evaluated[(evaluated >= 300) & (evaluated < 60_000)])
   np.testing.assert_array_equal(evaluated_text, np.arange(300, 300 + total))
   pairs = build(
     corpus, "segment_pair", random_next=0.0, short_pairs=0.3 if packed else 0.0, packed=packed
   )
-  for counts in visits(pairs, 2):
+  for counts in count_reads(pairs, 2):
     assert counts.tolist() == [1] * total
 
 
 @pytest.mark.parametrize("packed", [True, more.later(False)])
-def test_half_of_the_chunks_are_followed_and_the_others_from_other_documents(corpus, packed):
-  built_task = build(corpus, "segment_pair", packed=packed)
+def test_half_of_the_second_segments_are_from_other_documents(corpus, packed):
+  mlm_task = build(corpus, "segment_pair", packed=packed)
   document = np.repeat(np.arange(len(corpus[1])), corpus[1])
   labels = []
-  batches = loader.train_batches(built_task, batch_size=built_task.num_examples, seed=0)
+  batches = loader.train_batches(mlm_task, batch_size=mlm_task.num_examples, seed=0)
   for batch in itertools.islice(batches, 2):
-    tokens_BT = rows(batch)
+    tokens_BT = unmask(batch)
     is_text_BT = (tokens_BT >= 300) & (tokens_BT < 60_000)
     for tokens, is_text, segments, types, row_labels in zip(
       tokens_BT,
@@ -194,13 +196,13 @@ def test_half_of_the_chunks_are_followed_and_the_others_from_other_documents(cor
   assert_share(sum(labels), len(labels), 0.5)
 
 
-def test_pairs_of_a_row_are_sequences_of_their_own(corpus):
-  built_task = build(corpus, "segment_pair", short_pairs=0.3)
-  batch = next(loader.train_batches(built_task, batch_size=100, seed=1))
-  cls_id = special_id(built_task.vocabulary, "cls")
-  sep_id = special_id(built_task.vocabulary, "sep")
+def test_packed_pairs_have_separate_segments_positions_and_labels(corpus):
+  mlm_task = build(corpus, "segment_pair", short_pairs=0.3)
+  batch = next(loader.train_batches(mlm_task, batch_size=100, seed=1))
+  cls_id = special_id(mlm_task.vocabulary, "cls")
+  sep_id = special_id(mlm_task.vocabulary, "sep")
   pairs = 0
-  for row, tokens in enumerate(rows(batch)):
+  for row, tokens in enumerate(unmask(batch)):
     segments = batch["encoder_segment_ids"][row]
     positions = batch["encoder_positions"][row]
     count = int(segments.max())
@@ -208,17 +210,17 @@ def test_pairs_of_a_row_are_sequences_of_their_own(corpus):
     assert (np.diff(segments[:used]) >= 0).all()
     assert not segments[used:].any()
     assert not tokens[used:].any()
-    begins = batch["encoder_cls_positions"][row]
-    assert not begins[count:].any()
+    cls_positions = batch["encoder_cls_positions"][row]
+    assert not cls_positions[count:].any()
     assert not batch["next_sentence_label"][row][count:].any()
-    for number, begin in enumerate(begins[:count].tolist(), start=1):
+    for number, cls_position in enumerate(cls_positions[:count].tolist(), start=1):
       positions_of_pair = np.flatnonzero(segments == number)
       size = positions_of_pair.size
       types = batch["encoder_token_types"][row][positions_of_pair]
-      assert begin == positions_of_pair[0]
+      assert cls_position == positions_of_pair[0]
       assert (np.diff(positions_of_pair) == 1).all()
       assert positions[positions_of_pair].tolist() == list(range(size))
-      assert tokens[begin] == cls_id
+      assert tokens[cls_position] == cls_id
       first_sep, last_sep = np.flatnonzero(tokens[positions_of_pair] == sep_id).tolist()
       assert 0 < first_sep < size - 2
       assert last_sep == size - 1
@@ -227,29 +229,29 @@ def test_pairs_of_a_row_are_sequences_of_their_own(corpus):
   assert pairs > 100
 
 
-def fill(built):
+def measure_fill(mlm_task):
   """Return the share of positions that hold tokens."""
-  used = []
-  for batch in loader.eval_batches(built, batch_size=9):
-    used.append(batch["encoder_segment_ids"][batch["example_index"] >= 0] > 0)
-  return float(np.concatenate(used).mean())
+  is_token = []
+  for batch in loader.eval_batches(mlm_task, batch_size=9):
+    is_token.append(batch["encoder_segment_ids"][batch["example_index"] >= 0] > 0)
+  return float(np.concatenate(is_token).mean())
 
 
 @pytest.mark.parametrize(
   "input_format, length", [("full_sentences", 256), ("doc_sentences", 128), ("segment_pair", 256)]
 )
 def test_rows_of_several_chunks_are_full(corpus, input_format, length):
-  built_task = task.build("mlm", "train", store=corpus[0], length=length, input_format=input_format)
-  assert fill(built_task) > 0.95
+  mlm_task = task.build("mlm", "train", store=corpus[0], length=length, input_format=input_format)
+  assert measure_fill(mlm_task) > 0.95
 
 
-def test_rows_of_one_chunk_are_as_full_as_the_documents_are_long(corpus):
-  built_task = build(corpus, "doc_sentences", packed=False)
-  assert built_task.num_examples == sum(
+def test_unpacked_rows_hold_one_chunk_and_its_special_tokens(corpus):
+  mlm_task = build(corpus, "doc_sentences", packed=False)
+  assert mlm_task.num_examples == sum(
     len(cut_document(int(size), LENGTH - 2, 1)) for size in corpus[1]
   )
-  assert fill(built_task) == pytest.approx(
-    (corpus[1].sum() / built_task.num_examples + 2) / LENGTH, abs=1e-6
+  assert measure_fill(mlm_task) == pytest.approx(
+    (corpus[1].sum() / mlm_task.num_examples + 2) / LENGTH, abs=1e-6
   )
 
 
@@ -257,10 +259,10 @@ def test_rows_of_one_chunk_are_as_full_as_the_documents_are_long(corpus):
   "append_eos, room, special_tokens, spare, max_chunks, min_tokens",
   [(0, 64, 3, 3, 7, 2), (1, 40, 2, 0, 99, 1)],
 )
-def test_rows_are_those_of_best_fit_decreasing(
+def test_packed_rows_equal_best_fit_decreasing(
   tmp_path, append_eos, room, special_tokens, spare, max_chunks, min_tokens
 ):
-  """The reference packs every block of 256 documents with lists."""
+  """The reference packs each block of 256 documents in plain Python."""
   generator = np.random.default_rng(room)
   sizes = [*generator.integers(1, 30, 700), 3 * room, 3 * room + 1, *generator.integers(1, 200, 90)]
   store = stores.write(
@@ -274,7 +276,7 @@ def test_rows_are_those_of_best_fit_decreasing(
   )
   length = room - special_tokens - spare
 
-  def room_of(chunk) -> int:
+  def needed_room(chunk) -> int:
     _, _, size = chunk
     return size + special_tokens + spare * (size >= length // 2)
 
@@ -286,13 +288,13 @@ def test_rows_are_those_of_best_fit_decreasing(
       full_rows = []
       for number in range(block, min(block + 256, end)):
         chunks = []
-        place = starts[number]
+        start = starts[number]
         for size in cut_document(int(sizes[number]), length, min_tokens):
-          chunks.append((number, place, size))
-          place += size
+          chunks.append((number, start, size))
+          start += size
         last_chunks += chunks[-1:]
         full_rows += [[chunk] for chunk in chunks[:-1]]
-      expected += pack_best_fit(last_chunks, room_of, room, max_chunks) + full_rows
+      expected += pack_best_fit(last_chunks, needed_room, room, max_chunks) + full_rows
   order = generator.permutation(chunk_table.num_examples)
   actual = [[] for _ in order]
   for row, *chunk in zip(*(x.tolist() for x in chunk_table.members(order)), strict=True):
@@ -301,12 +303,12 @@ def test_rows_are_those_of_best_fit_decreasing(
   assert actual == [expected[i] for i in order]
 
 
-def pack_best_fit(chunks, room_of, room, max_chunks) -> list[list]:
+def pack_best_fit(chunks, needed_room, room, max_chunks) -> list[list]:
   """Put each chunk, the largest first, into the fullest row that has room for it."""
   rows = []
   free = []
-  for chunk in sorted(chunks, key=room_of, reverse=True):
-    needed = room_of(chunk)
+  for chunk in sorted(chunks, key=needed_room, reverse=True):
+    needed = needed_room(chunk)
     fitting = [n for n, row in enumerate(rows) if len(row) < max_chunks and free[n] >= needed]
     if fitting:
       best = min(fitting, key=lambda n: free[n])
@@ -326,13 +328,13 @@ def test_counts_of_chunks_are_cached_by_store_and_lengths(tmp_path, monkeypatch)
   calls = []
   count_all = Chunks._count_all
 
-  def note_and_count(chunks):
+  def record_and_count(chunks):
     calls.append(1)
     return count_all(chunks)
 
   monkeypatch.setenv("T5X_LIKE_CACHE", str(tmp_path / "cache"))
   monkeypatch.setattr("t5x_like.data.document_chunks._MIN_CACHED_DOCUMENTS", 1)
-  monkeypatch.setattr(Chunks, "_count_all", note_and_count)
+  monkeypatch.setattr(Chunks, "_count_all", record_and_count)
   index = np.arange(expected.num_examples)
   for _ in range(2):
     np.testing.assert_array_equal(Chunks(store, 50).locate(index), expected.locate(index))
@@ -340,15 +342,16 @@ def test_counts_of_chunks_are_cached_by_store_and_lengths(tmp_path, monkeypatch)
   for chunks in ((store, 51), (store, 50, 2), (other_store, 50)):
     Chunks(*chunks)
   assert len(calls) == 4
-  counted = chunk_rows.ChunkRows(store, 52, 2)
-  cached = chunk_rows.ChunkRows(store, 52, 2)
+  first_rows = chunk_rows.ChunkRows(store, 52, 2)
+  cached_rows = chunk_rows.ChunkRows(store, 52, 2)
   assert len(calls) == 5
-  all_rows = np.arange(counted.num_examples)
-  np.testing.assert_array_equal(counted.members(all_rows), cached.members(all_rows))
+  all_rows = np.arange(first_rows.num_examples)
+  np.testing.assert_array_equal(first_rows.members(all_rows), cached_rows.members(all_rows))
+  # A truncated cache file is counted again, and a folder that cannot be written is no error.
   for file in (tmp_path / "cache" / "chunks").iterdir():
     file.write_bytes(file.read_bytes()[:-1])
   np.testing.assert_array_equal(Chunks(store, 50).locate(index), expected.locate(index))
   assert len(calls) == 6
   (tmp_path / "file").write_text("")
-  monkeypatch.setenv("T5X_LIKE_CACHE", str(tmp_path / "file"))  # where nothing can be written
+  monkeypatch.setenv("T5X_LIKE_CACHE", str(tmp_path / "file"))
   np.testing.assert_array_equal(Chunks(store, 50).locate(index), expected.locate(index))

@@ -1,6 +1,6 @@
-"""Pipelines that call back into Python can be dropped at any moment and on any thread.
+"""A tf.data pipeline that calls Python functions can be dropped at any time, on any thread.
 
-A fault here would be a hang, so each test runs a separate program and limits its time.
+A defect would show as a hang, so these tests run programs in subprocesses with a time limit.
 """
 
 import errno
@@ -27,7 +27,7 @@ import numpy as np
 from t5x_like.data import iterator as dataset_iterator
 from t5x_like.quiet_tensorflow import tf
 
-def work(step):  # holds the interpreter's lock, gives it up, and takes it again
+def work(step):  # releases and reacquires the interpreter's lock
   for _ in range(random.randrange(4)):
     garbage = [[] for _ in range(1000)]
     garbage.append(garbage)
@@ -43,7 +43,7 @@ def elements(steps=2**60):
 def take(iterator, n):
   assert [int(e["a"][0]) for e in itertools.islice(iterator, n)] == list(range(n))
 
-def ready():  # the test starts its clock at this line
+def ready():  # the test begins when it reads this line
   print("ready", flush=True)
 
 def drop(times):
@@ -86,6 +86,7 @@ assert not failed, failed
 """,
 }
 
+# The beginning of programs that end while several pipelines are alive.
 ALIVE = """
 first = elements()
 second = elements()
@@ -99,7 +100,7 @@ cycle.append(cycle)
 ready()
 """
 
-# By name: the end of a program, its exit status, and its last line on stderr ("" for none).
+# Ends of programs, by name: the code, its exit status, and its last line on stderr ("" for none).
 ENDS = {
   "the last line": ("", 0, ""),
   "sys.exit within a loop": ("for e in first: sys.exit(4)", 4, ""),
@@ -113,7 +114,8 @@ ENDS = {
 }
 
 
-def start(program):
+def start_program(program):
+  """Start a program that has the functions of PIPELINE, and wait until it is ready."""
   # Children of a shell that runs the tests in the background would ignore Ctrl-C.
   enable_interrupt = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
   process = subprocess.Popen(
@@ -140,14 +142,14 @@ def wait_for_end(process, seconds=300):
 
 @pytest.mark.parametrize("program", more.beyond(1, DROPS.values()), ids=DROPS)
 def test_dropped_pipelines_do_not_hang(program):
-  process = start(program)
+  process = start_program(program)
   assert wait_for_end(process, 240) == []
   assert process.returncode == 0
 
 
 @pytest.mark.parametrize("program, status, last_line", more.beyond(2, ENDS.values()), ids=ENDS)
-def test_a_program_ends_while_a_pipeline_is_alive(program, status, last_line):
-  process = start(ALIVE + program)
+def test_program_with_live_pipelines_can_end(program, status, last_line):
+  process = start_program(ALIVE + program)
   lines = wait_for_end(process)
   if last_line:
     assert lines[-1] == last_line
@@ -157,8 +159,8 @@ def test_a_program_ends_while_a_pipeline_is_alive(program, status, last_line):
 
 
 @pytest.mark.parametrize("num_signals", more.beyond(1, [2, 1]))
-def test_an_interrupt_ends_a_program_with_a_pipeline(num_signals):
-  process = start(ALIVE + "for e in first: pass")
+def test_interrupt_ends_a_program_with_live_pipelines(num_signals):
+  process = start_program(ALIVE + "for e in first: pass")
   time.sleep(0.05)
   for _ in range(num_signals):
     process.send_signal(signal.SIGINT)
@@ -175,7 +177,7 @@ def test_an_interrupt_ends_a_program_with_a_pipeline(num_signals):
 
 
 def iterate_numbers(steps, function=lambda step: step, **kwargs):
-  """Iterate over the values of a Python function of 0 to `steps` - 1."""
+  """Return an iterator over the values of a Python function at 0 to `steps` - 1."""
   return dataset_iterator.iterate(
     tf.data.Dataset.range(steps),
     lambda steps: steps.map(
@@ -184,24 +186,29 @@ def iterate_numbers(steps, function=lambda step: step, **kwargs):
   )
 
 
-def test_elements_in_order_and_their_end():
+def test_elements_are_in_order_and_end():
   iterator = iterate_numbers(100, num_parallel_calls=4)
   assert [int(element["a"]) for element in iterator] == list(range(100))
   assert list(iterator) == []
   assert list(iterate_numbers(0)) == []
 
 
-def test_a_pipeline_is_iterated_on_another_thread():
+def test_pipeline_can_be_iterated_on_another_thread():
   actual = []
-  thread = threading.Thread(
-    target=lambda: actual.extend(int(element["a"]) for element in iterate_numbers(50))
-  )
+
+  def iterate_on_thread():
+    for element in iterate_numbers(50):
+      actual.append(int(element["a"]))
+
+  thread = threading.Thread(target=iterate_on_thread)
   thread.start()
   thread.join(300)
   assert actual == list(range(50))
 
 
-def test_a_passing_fault_of_a_disk_is_transient_although_tensorflow_drops_its_cause():
+def test_transient_disk_error_stays_transient_in_a_pipeline():
+  """TensorFlow drops the cause of an exception, by which it is recognised."""
+
   def refuse(step):
     try:
       raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "a.jpg")
@@ -213,7 +220,7 @@ def test_a_passing_fault_of_a_disk_is_transient_although_tensorflow_drops_its_ca
 
 
 @pytest.mark.parametrize("parallel", [None, 3])
-def test_errors_are_raised_as_themselves(parallel):
+def test_user_errors_keep_their_class_and_message(parallel):
   def refuse(step):
     if step == 3:
       raise UserError("store/x: found 3, expected 4: do it")
@@ -233,9 +240,9 @@ def test_errors_are_raised_as_themselves(parallel):
     next(iterate_numbers(9, fail, num_parallel_calls=parallel))
 
 
-def test_a_dropped_pipeline_stops_and_is_freed():
+def test_dropped_pipeline_stops_and_is_freed():
   calls = []
-  open_before = set(dataset_iterator._open)  # of tests before this one
+  open_before = set(dataset_iterator._open)  # by earlier tests
 
   def count(step):
     calls.append(int(step))
@@ -254,8 +261,11 @@ def test_a_dropped_pipeline_stops_and_is_freed():
   assert num_calls <= 12
 
 
-def test_tensorflow_prints_no_traceback_for_an_error_that_the_program_reports(monkeypatch):
-  """jax sets another level when it is imported; the user's own is kept."""
+def test_log_level_of_tensorflow_is_raised_unless_the_user_sets_it(monkeypatch):
+  """Otherwise TensorFlow prints a traceback for each error that the program reports.
+
+  JAX sets level 1 when it is imported, so this level does not count as the user's.
+  """
   levels = {}
   for level in ("1", "0", "3"):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)

@@ -1,4 +1,4 @@
-"""A batch is a pure function of its step, on any host; evaluation reads every example once."""
+"""A batch is a pure function of its step on any number of hosts; evaluation reads all examples."""
 
 import functools
 import itertools
@@ -52,7 +52,7 @@ def take(batches, n):
 
 
 def read_indices(batch):
-  """Return the index of each row's example, from its first token."""
+  """Return the index of the example of each row, by its first token."""
   return (batch["encoder_input_tokens"][:, 0] - 2) // WINDOW
 
 
@@ -70,7 +70,7 @@ def test_decoder_inputs_are_the_targets_shifted_by_one(train):
   assert (batch["decoder_loss_weights"] == 1).all()
 
 
-def test_inputs_and_targets_hold_the_window(train):
+def test_inputs_and_targets_together_hold_the_window(train):
   for batch in take(loader.train_batches(train, batch_size=16, seed=3), 3):
     for inputs, targets, example in zip(
       batch["encoder_input_tokens"], batch["decoder_target_tokens"], read_indices(batch)
@@ -80,7 +80,7 @@ def test_inputs_and_targets_hold_the_window(train):
       np.testing.assert_array_equal(tokens, np.arange(WINDOW) + example * WINDOW + 2)
 
 
-def test_a_step_has_the_same_batch_reached_by_iterating_or_opened(train):
+def test_batches_from_a_later_start_step_equal_those_of_iteration(train):
   batches = take(loader.train_batches(train, batch_size=7, seed=5), 20)
   for step in (0, 1, 13):
     for offset, batch in enumerate(
@@ -90,7 +90,7 @@ def test_a_step_has_the_same_batch_reached_by_iterating_or_opened(train):
 
 
 @pytest.mark.parametrize("hosts", more.beyond(1, [4, 2, 8]))
-def test_hosts_concatenate_to_the_one_host_batch(train, validation, hosts):
+def test_rows_of_all_hosts_concatenate_to_the_batch_of_one_host(train, validation, hosts):
   rows_of_hosts = np.split(np.arange(8), hosts)
   for read_batches, steps in (
     (functools.partial(loader.train_batches, train, batch_size=8, seed=1, start_step=4), 12),
@@ -116,7 +116,7 @@ def test_rows_do_not_depend_on_the_batch_size(train):
   np.testing.assert_array_equal(rows, read_60_rows(60))
 
 
-def test_each_epoch_is_another_permutation_with_other_noise(train):
+def test_each_epoch_has_a_new_order_and_new_noise(train):
   batches = take(loader.train_batches(train, batch_size=EXAMPLES, seed=2), 4)
   orders = [read_indices(batch).tolist() for batch in batches]
   for order in orders:
@@ -138,7 +138,7 @@ def test_a_batch_larger_than_the_data_spans_epochs(validation):
   assert len(set(epochs[2])) == 5
 
 
-def test_far_steps_open_as_fast_and_stay_exact(train):
+def test_late_steps_open_as_fast_and_stay_exact(train):
   far = 10**9
   next(loader.train_batches(train, batch_size=16, seed=0))
   seconds = {}
@@ -154,7 +154,7 @@ def test_far_steps_open_as_fast_and_stay_exact(train):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10, 16])
-def test_eval_covers_every_example_exactly_once(validation, batch_size):
+def test_evaluation_reads_every_example_exactly_once(validation, batch_size):
   batches = list(loader.eval_batches(validation, batch_size=batch_size))
   index = np.concatenate([batch["example_index"] for batch in batches])
   assert index.dtype == np.int32
@@ -171,7 +171,7 @@ def test_eval_covers_every_example_exactly_once(validation, batch_size):
     assert_same(second_pass, batch)
 
 
-def test_eval_of_the_first_examples(validation):
+def test_max_examples_limits_an_evaluation(validation):
   batches = list(loader.eval_batches(validation, batch_size=4, max_examples=6))
   assert [batch["example_index"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, -1, -1]]
   assert len(list(loader.eval_batches(validation, batch_size=4, max_examples=99))) == 3
@@ -187,7 +187,7 @@ def test_eval_of_the_first_examples(validation):
     (loader.eval_batches, dict(max_examples=0), "max_examples: found 0"),
   ],
 )
-def test_impossible_batches_are_refused(train, function, arguments, name):
+def test_bad_arguments_of_batches_are_refused(train, function, arguments, name):
   with refuses(name):
     function(train, **{"batch_size": 4} | arguments)
 
@@ -214,6 +214,6 @@ def test_task_arguments_are_checked(root, arguments, key, value):
     task.build(**defaults | arguments)
 
 
-def test_the_label_is_the_name_of_a_task(root):
+def test_label_sets_the_name_of_a_task(root):
   labelled = task.build("span_corruption", "train", store=root, inputs_length=64, label="mine")
   assert labelled.name == "mine"

@@ -1,4 +1,4 @@
-"""Mixtures have exact rates in every period, and each part's rows as the part alone makes them."""
+"""Mixtures have exact rates in every period; the rows of a part are the same as without mixing."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def root(tmp_path_factory):
 
 
 def causal(root, name, **arguments):
-  # the first token then tells the window
+  # With these, the first token of a row identifies its window.
   fixed = {"documents_end": "nothing", "dynamic_offsets": False}
   return {"name": "causal_lm", "store": str(root / name), "length": 32} | fixed | arguments
 
@@ -38,15 +38,15 @@ def denoising(root, name, style, **arguments):
   return {"name": "denoising", "store": store, "style": style, "inputs_length": 32} | arguments
 
 
-def build(parts, **arguments):
+def build_mixture(parts, **arguments):
   return task.build("mixture", "train", parts=parts, **arguments)
 
 
 @pytest.fixture(scope="module")
-def three(root):
-  """A mixture of three parts, of which the second has shorter windows."""
+def three_parts(root):
+  """Return a mixture of three parts, the second of which has shorter windows."""
   parts = {"a": causal(root, "a"), "b": causal(root, "b", length=20), "c": causal(root, "c")}
-  return build(parts, rates={"a": 5, "b": 3, "c": 2}, period=20)
+  return build_mixture(parts, rates={"a": 5, "b": 3, "c": 2}, period=20)
 
 
 def test_temperature_rates_follow_the_sizes_up_to_the_maximum():
@@ -57,7 +57,7 @@ def test_temperature_rates_follow_the_sizes_up_to_the_maximum():
   np.testing.assert_allclose(mixture.temperature_rates([7, 10**9], 1e6), [0.5, 0.5], atol=1e-4)
 
 
-def test_unimax_is_equal_up_to_its_epochs():
+def test_unimax_draws_equally_up_to_the_maximum_of_epochs():
   assert mixture.unimax_draws([100, 1, 10], 90, 1) == [79, 1, 10]
   generator = np.random.default_rng(0)
   for epochs in (1, 5):
@@ -104,24 +104,24 @@ def test_a_temperature_of_0_is_refused():
     mixture.temperature_rates([1, 2], 0)
 
 
-def test_the_schedule_numbers_the_draws_of_each_part_by_period():
+def test_schedule_numbers_the_draws_of_each_part():
   schedule = mixture.Schedule([2, 1])
-  place = tf.range(3, dtype=tf.int64)
-  first = schedule.locate(place, tf.fill([3], np.int64(0)))
-  sixth = schedule.locate(place, tf.fill([3], np.int64(5)))
-  assert [x.numpy().tolist() for x in first] == [[0, 1, 0], [0, 0, 1]]
-  assert [x.numpy().tolist() for x in sixth] == [[0, 1, 0], [10, 5, 11]]
+  slots = tf.range(3, dtype=tf.int64)
+  for period, expected_draws in ((0, [0, 0, 1]), (5, [10, 5, 11])):
+    tasks, draws = schedule.locate(slots, tf.fill([3], np.int64(period)))
+    assert tasks.numpy().tolist() == [0, 1, 0]
+    assert draws.numpy().tolist() == expected_draws
 
 
-def test_the_schedule_counts_draws_without_gaps_in_another_order_each_period():
+def test_schedule_orders_each_period_anew_without_skipping_draws():
   periods = 20
   schedule = mixture.Schedule([50, 30, 7])
   index = tf.range(87 * periods, dtype=tf.int64)
   tasks, draws = (x.numpy().reshape(periods, 87) for x in schedule.draws(index, seed=3))
   for number, count in enumerate(schedule.counts):
-    of_part = tasks == number
-    assert (of_part.sum(axis=1) == count).all()
-    draws_of_part = draws[of_part].reshape(periods, count)
+    is_part = tasks == number
+    assert (is_part.sum(axis=1) == count).all()
+    draws_of_part = draws[is_part].reshape(periods, count)
     np.testing.assert_array_equal(
       np.sort(draws_of_part, axis=1).ravel(), np.arange(count * periods)
     )
@@ -131,7 +131,7 @@ def test_the_schedule_counts_draws_without_gaps_in_another_order_each_period():
   assert tuple(tasks_of_another_seed.numpy()) not in orders
 
 
-def test_every_stretch_of_an_evaluation_has_the_rates():
+def test_every_prefix_of_an_evaluation_has_the_rates():
   schedule = mixture.Schedule([50, 30, 7])
   tasks, _ = schedule.locate(tf.range(87, dtype=tf.int64), tf.zeros([87], tf.int64))
   for number, count in enumerate(schedule.counts):
@@ -139,15 +139,15 @@ def test_every_stretch_of_an_evaluation_has_the_rates():
     assert (abs(np.cumsum(tasks.numpy() == number) - expected) <= 1.5).all()
 
 
-def test_each_part_goes_through_full_epochs_of_its_windows(three):
-  assert three.num_examples == 20
-  assert three.name == "mixture"
-  assert three.features["decoder_target_tokens"].shape == (32,)
-  batch = next(loader.train_batches(three, batch_size=800, seed=1))
+def test_each_part_passes_through_all_its_windows_in_every_epoch(three_parts):
+  assert three_parts.num_examples == 20
+  assert three_parts.name == "mixture"
+  assert three_parts.features["decoder_target_tokens"].shape == (32,)
+  batch = next(loader.train_batches(three_parts, batch_size=800, seed=1))
   tasks, draws = mixture.Schedule([10, 6, 4]).draws(tf.range(800, dtype=tf.int64), seed=1)
-  for number, (tokens, length, count) in enumerate(
-    zip(SIZES.values(), (32, 20, 32), (400, 240, 160))
-  ):
+  lengths = (32, 20, 32)
+  counts = (400, 240, 160)  # of 800 rows, at rates 5 : 3 : 2
+  for number, (tokens, length, count) in enumerate(zip(SIZES.values(), lengths, counts)):
     rows = np.flatnonzero(tasks.numpy() == number)
     assert len(rows) == count
     targets = batch["decoder_target_tokens"][rows]
@@ -164,40 +164,40 @@ def test_each_part_goes_through_full_epochs_of_its_windows(three):
     assert len({tuple(epoch) for epoch in epochs}) > num_epochs // 2
 
 
-def test_a_part_draws_as_it_would_alone(root):
-  """The noise of a part depends on its draw, seed and epoch alone."""
+def test_rows_of_a_part_are_the_same_without_mixing(root):
+  """The noise of a part depends on its draw, seed and epoch only."""
   parts = {
     style: denoising(root, "a", style) for style in ("drop_tokens", "replace_spans", "bert_style")
   }
-  built = build(parts, period=30)
+  mixture_task = build_mixture(parts, period=30)
   styles = sorted(parts)
   tasks_alone = {label: task.build(split="train", **part) for label, part in parts.items()}
-  batch = next(loader.train_batches(built, batch_size=60, seed=9, start_step=100))
+  batch = next(loader.train_batches(mixture_task, batch_size=60, seed=9, start_step=100))
   tasks, draws = mixture.Schedule([10, 10, 10]).draws(tf.range(60, dtype=tf.int64) + 6_000, seed=9)
   for row in range(60):
     label = styles[tasks[row]]
     part = tasks_alone[label]
     seed = mixture.part_seed(9, label)
     epoch = draws[row : row + 1] // part.num_examples
-    place = draws[row : row + 1] % part.num_examples
-    example = random.shuffle(place, epoch, seed, part.num_examples)
+    slot = draws[row : row + 1] % part.num_examples
+    example = random.shuffle(slot, epoch, seed, part.num_examples)
     for name, value in part.batch(example, epoch, seed).items():
       actual = batch[name][row]
       np.testing.assert_array_equal(actual[: value.shape[1]], value[0])
       assert not actual[value.shape[1] :].any()
 
 
-def test_rows_by_index_are_those_of_training(three):
+def test_rows_read_by_index_equal_rows_of_training(three_parts):
   rows = tf.range(8, dtype=tf.int64)
-  expected = next(loader.train_batches(three, batch_size=8, seed=9, start_step=0))
-  slots = random.shuffle(rows, tf.zeros_like(rows), 9, three.num_examples)
-  batch = three.batch(slots, tf.zeros_like(rows), 9)
+  expected = next(loader.train_batches(three_parts, batch_size=8, seed=9, start_step=0))
+  slots = random.shuffle(rows, tf.zeros_like(rows), 9, three_parts.num_examples)
+  batch = three_parts.batch(slots, tf.zeros_like(rows), 9)
   for name, value in batch.items():
     np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
-def test_evaluation_is_one_period(three):
-  batches = list(loader.eval_batches(three, batch_size=8))
+def test_evaluation_is_one_period(three_parts):
+  batches = list(loader.eval_batches(three_parts, batch_size=8))
   assert [(batch["example_index"] >= 0).sum() for batch in batches] == [8, 8, 4]
 
 
@@ -210,22 +210,26 @@ def test_mixtures_of_equal_counts_have_equal_fingerprints(root):
     "equal by name": {"rates": {"a": 2, "b": 2}},
     "temperature": {"rates": "temperature", "temperature": 2.0},
     "longer": {"rates": "equal", "period": 32},
-    # of 15 each, the ten of b would be repeated
+    # With 15 draws of each part, the ten windows of b would repeat.
     "unimax": {"rates": "unimax", "draws": 30, "period": 30},
   }
-  built = {name: build(parts, **{"period": 31} | option) for name, option in options.items()}
-  prints = {name: mixture_task.fingerprint for name, mixture_task in built.items()}
-  renamed = build({"x": parts["a"], "b": parts["b"]}, rates="proportional", period=31)
-  assert prints["equal"] == prints["fewer of a"] == prints["equal by name"]
-  assert len({renamed.fingerprint, *prints.values()}) == 6
-  assert built["unimax"].schedule.counts == (20, 10)
+  mixtures = {}
+  for name, option in options.items():
+    mixtures[name] = build_mixture(parts, **{"period": 31} | option)
+  fingerprints = {name: mixed.fingerprint for name, mixed in mixtures.items()}
+  renamed = build_mixture({"x": parts["a"], "b": parts["b"]}, rates="proportional", period=31)
+  assert fingerprints["equal"] == fingerprints["fewer of a"] == fingerprints["equal by name"]
+  assert len({renamed.fingerprint, *fingerprints.values()}) == 6
+  assert mixtures["unimax"].schedule.counts == (20, 10)
 
 
-def test_shared_arguments_are_those_of_every_part(root):
+def test_shared_arguments_apply_to_every_part(root):
   parts = {name: causal(root, name) for name in "ab"}
   shared = parts["a"] | {"store": str(root / "b")}
-  shortened = build({"a": {"store": str(root / "a")}, "b": {}}, shared=shared, period=31)
-  assert shortened.fingerprint == build(parts, period=31).fingerprint
+  by_shared_arguments = build_mixture(
+    {"a": {"store": str(root / "a")}, "b": {}}, shared=shared, period=31
+  )
+  assert by_shared_arguments.fingerprint == build_mixture(parts, period=31).fingerprint
 
 
 PART = dict(name="causal_lm", store="x")
@@ -251,27 +255,30 @@ MISSPELT = PART | dict(lenth=3)
     ({"a": PART}, dict(draws=9), "draws", "found 9"),
   ],
 )
-def test_recipes_that_do_not_fit_are_refused(parts, arguments, key, value):
+def test_bad_arguments_are_refused(parts, arguments, key, value):
   with refuses(f"task.{key}: ", value):
-    build(parts, **arguments)
+    build_mixture(parts, **arguments)
 
 
-def test_parts_that_do_not_go_together_are_refused(root):
+def test_incompatible_parts_are_refused(root):
   a = causal(root, "a")
   masked = causal(root, "b", document_mask=True)
   with refuses("decoder_positions", "decoder_segment_ids"):
-    build({"a": a, "b": masked})
+    build_mixture({"a": a, "b": masked})
   with refuses("encoder_input_tokens"):
-    build({"a": a, "b": denoising(root, "b", "drop_tokens")})
+    build_mixture({"a": a, "b": denoising(root, "b", "drop_tokens")})
   with refuses("prepare their stores"):
-    build({"a": a, "b": causal(root, "bytes")})
+    build_mixture({"a": a, "b": causal(root, "bytes")})
   inner = {"name": "mixture", "parts": {"b": causal(root, "b")}}
   with refuses("'few/b'"):
-    build({"few/b": a, "few": inner})
+    build_mixture({"few/b": a, "few": inner})
 
 
-def test_unlabelled_text_mixes_with_labelled_examples_up_to_the_limit(root, tmp_path):
-  """As in T5's multi-task pretraining: of 28 windows 20 count, as many as there are records."""
+def test_temperature_mixing_limits_the_size_of_unlabelled_text(root, tmp_path):
+  """As in T5's multi-task pretraining.
+
+  The maximum of 20 limits the 28 windows of text to the number of labelled records.
+  """
   (tmp_path / "pairs.tsv").write_text("q\ta\n" + "".join(f"{i}\tyes\n" for i in range(20)))
   pairs = {
     "source": f"tsv:{tmp_path}/pairs.tsv",
@@ -282,29 +289,33 @@ def test_unlabelled_text_mixes_with_labelled_examples_up_to_the_limit(root, tmp_
   pairs |= {"packed": False, "targets_length": 16, "cache": str(tmp_path)}
   parts = {"unlabelled": denoising(root, "bytes", "replace_spans"), "pairs": pairs}
   shared = {"name": "text_to_text", "inputs_length": 32}
-  built_task = build(parts, shared=shared, rates="temperature", maximum=20, period=40)
+  built_task = build_mixture(parts, shared=shared, rates="temperature", maximum=20, period=40)
   batch = next(loader.train_batches(built_task, batch_size=40, seed=0))
   yes = ByteVocabulary().encode("yes")
   assert (batch["decoder_target_tokens"][:, :3] == yes).all(1).sum() == 20
   assert batch["encoder_input_tokens"].shape == (40, 32)
 
 
-def test_a_nested_mixture_shares_out_its_rate_and_counts_the_examples_of_its_parts(root):
-  # 21, 10 and 6 windows
+def test_nested_mixture_equals_a_flat_mixture_of_all_parts(root):
+  # These parts have 21, 10 and 6 windows.
   a = causal(root, "a")
   b = causal(root, "b")
   c = causal(root, "c")
   inner = {"name": "mixture", "parts": {"b": b, "c": c}, "rates": {"b": 3, "c": 1}, "period": 8}
-  built = build({"a": a, "few": inner}, rates={"a": 1, "few": 2}, period=60)
-  assert dict(zip(built.parts, built.schedule.counts)) == {"a": 20, "few/b": 30, "few/c": 10}
+  mixture_task = build_mixture({"a": a, "few": inner}, rates={"a": 1, "few": 2}, period=60)
+  assert dict(zip(mixture_task.parts, mixture_task.schedule.counts)) == {
+    "a": 20,
+    "few/b": 30,
+    "few/c": 10,
+  }
   parts = {"a": a, "few/b": b, "few/c": c}
   tasks_alone = {name: task.build(split="train", **part) for name, part in parts.items()}
   flat = mixture.mix(tasks_alone, {"a": 2, "few/b": 3, "few/c": 1}, period=60, name="mixture")
-  assert built.fingerprint == flat.fingerprint
-  nested_batch = next(loader.train_batches(built, batch_size=90, seed=4))
+  assert mixture_task.fingerprint == flat.fingerprint
+  nested_batch = next(loader.train_batches(mixture_task, batch_size=90, seed=4))
   flat_batch = next(loader.train_batches(flat, batch_size=90, seed=4))
   corpora.assert_same(nested_batch, flat_batch)
-  sizes = build({"a": a, "few": inner}, rates="proportional", period=37)
+  sizes = build_mixture({"a": a, "few": inner}, rates="proportional", period=37)
   assert dict(zip(sizes.parts, sizes.schedule.counts)) == {"a": 21, "few/b": 12, "few/c": 4}
 
 
@@ -312,44 +323,48 @@ def build_ul2(root, **arguments):
   return task.build("ul2", "train", store=str(root / "a"), length=32, **arguments)
 
 
-def mode_of_ids() -> dict[tuple, str]:
-  """Return the denoiser of each mode token, by its five ids."""
+def modes_by_ids() -> dict[tuple, str]:
+  """Return the denoiser of each mode token; bytes encode the token as five ids."""
   return {tuple(ByteVocabulary().encode(text)): name for name, text in ul2.MODE_TOKENS.items()}
 
 
-def test_ul2_is_one_task_over_one_order_of_windows(root):
-  built = build_ul2(root, mode_tokens=True, dynamic_offsets=False)
-  assert built.num_examples == SIZES["a"] // 32
-  rows = next(loader.train_batches(built, batch_size=140 * 21, seed=0))
+def test_ul2_reads_each_window_once_an_epoch_with_one_of_its_denoisers(root):
+  ul2_task = build_ul2(root, mode_tokens=True, dynamic_offsets=False)
+  assert ul2_task.num_examples == SIZES["a"] // 32
+  rows = next(loader.train_batches(ul2_task, batch_size=140 * 21, seed=0))
   text = np.concatenate([rows["encoder_input_tokens"][:, 5:], rows["decoder_target_tokens"]], 1)
   is_text = (text >= corpora.FIRST) & (text < corpora.FIRST + SIZES["a"])
   first_tokens = np.where(is_text, text, 10**6).min(axis=1)  # a row holds a whole window
-  windows, odd = np.divmod(first_tokens - corpora.FIRST, 32)
-  assert not odd.any()
+  windows, offsets = np.divmod(first_tokens - corpora.FIRST, 32)
+  assert not offsets.any()
   assert (np.sort(windows.reshape(140, 21)) == np.arange(21)).all()
-  modes = [mode_of_ids()[tuple(row[:5])] for row in rows["encoder_input_tokens"]]
+  modes = [modes_by_ids()[tuple(row[:5])] for row in rows["encoder_input_tokens"]]
   for mode, share in (("r", 2 / 7), ("s", 1 / 7), ("x", 4 / 7)):
     assert_share(modes.count(mode), 2940, share)
-  assert len(set(zip(windows, modes))) == 21 * 3  # every window meets every mode
+  assert len(set(zip(windows, modes))) == 21 * 3  # each window appears with each mode
 
 
 def test_proportional_rates_count_the_windows_of_each_task(root):
-  two = build({"a": causal(root, "c"), "b": causal(root, "b")}, rates="proportional", period=16)
+  two = build_mixture(
+    {"a": causal(root, "c"), "b": causal(root, "b")}, rates="proportional", period=16
+  )
   assert two.schedule.counts == (6, 10)
   parts = {
     "ul2": {"name": "ul2", "length": 32},
     "t5": {"name": "span_corruption", "inputs_length": 29},
   }
-  built = build(parts, rates="proportional", period=420, shared={"store": str(root / "a")})
-  examples = {label: part.num_examples for label, part in built.parts.items()}
+  mixture_task = build_mixture(
+    parts, rates="proportional", period=420, shared={"store": str(root / "a")}
+  )
+  examples = {label: part.num_examples for label, part in mixture_task.parts.items()}
   assert examples["ul2"] == 21
-  assert built.schedule.counts == tuple(mixture.counts_per_period(examples, 420))
+  assert mixture_task.schedule.counts == tuple(mixture.counts_per_period(examples, 420))
 
 
-def test_the_s_denoiser_of_ul2_splits_its_window_after_three_quarters(root):
-  built = build_ul2(root, mode_tokens=True)
-  batch = next(loader.train_batches(built, batch_size=70, seed=0))
-  modes = [mode_of_ids()[tuple(row[:5])] for row in batch["encoder_input_tokens"]]
+def test_s_denoiser_of_ul2_splits_a_window_after_three_quarters(root):
+  ul2_task = build_ul2(root, mode_tokens=True)
+  batch = next(loader.train_batches(ul2_task, batch_size=70, seed=0))
+  modes = [modes_by_ids()[tuple(row[:5])] for row in batch["encoder_input_tokens"]]
   assert set(modes) == {"r", "s", "x"}
   sentinel = corpora.SIZE - 1
   for row in np.flatnonzero(np.array(modes) == "s"):

@@ -1,4 +1,4 @@
-"""The order of an epoch is the permutation of docs/explanation/permutation.md, and is random."""
+"""The order of an epoch is the permutation that docs/explanation/permutation.md defines."""
 
 import functools
 import math
@@ -11,19 +11,19 @@ from t5x_like.data import random
 from t5x_like.quiet_tensorflow import tf
 from tools.benchmark import randomness
 
-# The chance that one of some 6,000 scores of a random order is larger is 1e-6; seeds are fixed.
+# With probability 1e-6, one of some 6,000 scores of a random order is larger. Seeds are fixed.
 MAX_SCORE = 6.4
 WORD = 2**64
 LARGE = [10**6, 2**33 + 1, 976_562_500, 10**12, 2**62 - 1, 2**62]
 
 
-def order(size, count=None, *, epoch=0, seed=0):
-  """Return the first `count` places of an epoch's order."""
+def draw_order(size, count=None, *, epoch=0, seed=0):
+  """Return the first `count` examples in the order of an epoch."""
   index = tf.range(size if count is None else count, dtype=tf.int64)
   return random.shuffle(index, tf.fill(tf.shape(index), np.int64(epoch)), seed, size).numpy()
 
 
-# The definition in Python's integers.
+# The definition in Python's integers, up to `example_at` and its inverse `index_of`.
 
 
 def mix(word):
@@ -32,11 +32,11 @@ def mix(word):
   return word ^ word >> 31
 
 
-def stream(key, number):
+def random_word(key, number):
   return mix((key + number * random.GOLDEN_GAMMA) % WORD)
 
 
-def key_of(seed, epoch, size):
+def permutation_key(seed, epoch, size):
   key = mix((seed + random.GOLDEN_GAMMA) % WORD)
   for word in (epoch % WORD, size):
     key = mix(((key ^ word) + random.GOLDEN_GAMMA) % WORD)
@@ -45,6 +45,7 @@ def key_of(seed, epoch, size):
 
 @functools.cache
 def radices(size):
+  """Return the two radices, of the smallest product that is at least `size`."""
   root = math.isqrt(size)
   root += root * root < size
   best = None
@@ -56,7 +57,7 @@ def radices(size):
 
 
 def round_function(key, number, half, radix):
-  return (stream((key + stream(0, number + 1)) % WORD, half) >> 32) * radix >> 32
+  return (random_word((key + random_word(0, number + 1)) % WORD, half) >> 32) * radix >> 32
 
 
 def encrypt(value, key, high, low):
@@ -79,10 +80,12 @@ def as_signed(word):
   return word - WORD if word >= WORD // 2 else word
 
 
-def place_of(index, epoch, seed, size):
-  key = key_of(seed, epoch, size)
+def example_at(index, epoch, seed, size):
+  key = permutation_key(seed, epoch, size)
   if size <= 256:
-    return sorted(range(size), key=lambda place: (-as_signed(stream(key, place + 1)), place))[index]
+    return sorted(range(size), key=lambda place: (-as_signed(random_word(key, place + 1)), place))[
+      index
+    ]
   sides = radices(size)
   index = encrypt(index, key, *sides)
   while index >= size:
@@ -91,8 +94,8 @@ def place_of(index, epoch, seed, size):
 
 
 def index_of(place, epoch, seed, size):
-  """The inverse of `place_of` for sizes above 256."""
-  key = key_of(seed, epoch, size)
+  """Return the index of an example in the order of an epoch, for sizes above 256."""
+  key = permutation_key(seed, epoch, size)
   sides = radices(size)
   place = decrypt(place, key, *sides)
   while place >= size:
@@ -101,23 +104,23 @@ def index_of(place, epoch, seed, size):
 
 
 @pytest.mark.parametrize("first", more.beyond(1, range(1, 2**12 + 1, 2**9)))
-def test_every_small_size_is_permuted_as_defined(first):
+def test_small_sizes_are_permuted_as_defined(first):
   for size in range(first, first + 2**9):
     epoch = size % 5
     seed = size % 7
-    actual = order(size, epoch=epoch, seed=seed)
+    actual = draw_order(size, epoch=epoch, seed=seed)
     assert (np.bincount(actual, minlength=size) == 1).all(), size
     if size % 64 == 0:
       places = tf.constant(actual)
       keys = random.row_keys(seed, tf.fill(size, np.int64(epoch)))
       assert random.permute(places, keys, size, back=True).numpy().tolist() == list(range(size))
     for index in {0, size // 3, size - 1}:
-      assert actual[index] == place_of(index, epoch, seed, size), (size, index)
+      assert actual[index] == example_at(index, epoch, seed, size), (size, index)
 
 
 @pytest.mark.parametrize("size", more.beyond(1, LARGE[1:]))
-def test_a_million_examples_are_different(size):
-  actual = order(size, 10**6, epoch=3)
+def test_the_first_million_examples_are_distinct(size):
+  actual = draw_order(size, 10**6, epoch=3)
   assert len(np.unique(actual)) == 10**6
   assert actual.min() >= 0
   assert actual.max() < size
@@ -131,7 +134,7 @@ def test_shuffle_equals_the_definition_and_can_be_inverted(size):
   index[:2] = 0, size - 1
   for seed in (0, 2**64 - 1, -3):
     actual = random.shuffle(tf.constant(index), tf.constant(epoch), seed, size).numpy().tolist()
-    expected = [place_of(*pair, seed, size) for pair in zip(index.tolist(), epoch.tolist())]
+    expected = [example_at(*pair, seed, size) for pair in zip(index.tolist(), epoch.tolist())]
     assert actual == expected
     assert [index_of(*pair, seed, size) for pair in zip(actual, epoch.tolist())] == index.tolist()
     back = random.permute(
@@ -140,8 +143,8 @@ def test_shuffle_equals_the_definition_and_can_be_inverted(size):
     assert back.numpy().tolist() == index.tolist()
 
 
-def test_the_network_permutes_few_numbers_beyond_the_size():
-  """These cost another round: at most 2 %, and far fewer for corpora that are not tiny."""
+def test_domain_of_the_network_is_little_larger_than_the_size():
+  """A number beyond the size costs another pass: at most 2 % do, and far fewer in large corpora."""
   for size in randomness.sizes():
     if size > 256:
       high, low = random._radices(size)
@@ -151,8 +154,8 @@ def test_the_network_permutes_few_numbers_beyond_the_size():
 
 
 @pytest.mark.parametrize("size", [3, 87, 300, 1031, 10**9])
-def test_rows_depend_on_their_own_index_and_epoch_alone(size):
-  """Rows alone, eager batches, functions of unknown length and tf.data give the same places."""
+def test_an_example_depends_only_on_its_index_and_epoch(size):
+  """Single rows, eager batches, functions of unknown length and tf.data give the same examples."""
   generator = np.random.default_rng(0)
   index = generator.integers(0, size, 40)
   epoch = generator.integers(0, 9, 40)
@@ -173,7 +176,7 @@ def test_rows_depend_on_their_own_index_and_epoch_alone(size):
 
 @pytest.mark.parametrize("size", [10, 1000])
 @pytest.mark.parametrize("outside", [-1, 0, 2**62])
-def test_an_index_outside_is_refused(size, outside):
+def test_index_out_of_range_is_refused(size, outside):
   index = tf.constant([0, outside or size], tf.int64)
 
   def shuffle(index_B):
@@ -189,14 +192,14 @@ def test_an_index_outside_is_refused(size, outside):
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
-def test_a_size_outside_is_refused(size):
+def test_size_out_of_range_is_refused(size):
   with pytest.raises(ValueError, match=f"size: found {size}, expected 1 to 2"):
     random.shuffle(tf.constant([0], tf.int64), tf.constant([0], tf.int64), 1, size)
 
 
-def test_orders_are_frozen():
-  """Runs go on with the same data only while these stay as they are."""
-  actual = {size: order(size, min(size, 6), epoch=2, seed=42).tolist() for size in GOLDEN}
+def test_orders_do_not_change_between_releases():
+  """A resumed run reads the same examples only while these orders stay the same."""
+  actual = {size: draw_order(size, min(size, 6), epoch=2, seed=42).tolist() for size in GOLDEN}
   assert actual == GOLDEN
 
 
@@ -264,11 +267,11 @@ GOLDEN = {
 )
 def test_orders_are_random(size):
   scores = randomness.study(random.permute, size, seed=0)
-  far_scores = {}
+  large_scores = {}
   for name, score in scores.items():
     if np.abs(score).max() > MAX_SCORE:
-      far_scores[name] = score.round(1).tolist()
-  assert not far_scores
+      large_scores[name] = score.round(1).tolist()
+  assert not large_scores
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
@@ -295,38 +298,38 @@ def find_failed_tests(permute, size) -> set[str]:
 
 
 @pytest.mark.parametrize("size", [257, 1000])
-def test_the_tests_find_a_network_of_four_rounds(monkeypatch, size):
+def test_tests_of_randomness_detect_a_network_of_four_rounds(monkeypatch, size):
   monkeypatch.setattr(random, "_ROUND_CONSTANTS", random._ROUND_CONSTANTS[:4])
   assert "lags 1 to 64" in find_failed_tests(random.permute, size)
 
 
-def start_of(key_B, size):
+def random_start(key_B, size):
   return tf.cast(key_B % np.uint64(size), tf.int64)
 
 
-# An order that is not random, and the tests that it must fail.
+# Orders that are not random, each with tests of randomness that it must fail.
 BAD_ORDERS = {
   "one key for all": (
     lambda index_B, key_B, size: random.permute(index_B, tf.zeros_like(key_B), size),
     {"epochs", "neighbouring seeds", "first position over seeds", "last position over seeds"},
   ),
   "a random start": (
-    lambda index_B, key_B, size: (index_B + start_of(key_B, size)) % size,
+    lambda index_B, key_B, size: (index_B + random_start(key_B, size)) % size,
     {"lags 1 to 64", "runs", "batches over regions", "first two over seeds"},
   ),
   "a stride": (
-    lambda index_B, key_B, size: (index_B * 3_847 + start_of(key_B, size)) % size,
+    lambda index_B, key_B, size: (index_B * 3_847 + random_start(key_B, size)) % size,
     {"lags 1 to 64", "runs", "batches over regions", "first two over seeds"},
   ),
 }
 
 
 @pytest.mark.parametrize("name", BAD_ORDERS)
-def test_the_tests_find_orders_that_are_not_random(name):
+def test_tests_of_randomness_detect_bad_orders(name):
   permute, expected = BAD_ORDERS[name]
   assert find_failed_tests(permute, 10_007) >= expected
 
 
-def test_the_corpus_in_its_own_order_fails_every_test():
+def test_unshuffled_order_fails_every_test_of_randomness():
   all_tests = set(randomness.study(random.permute, 10_007, 0))
   assert find_failed_tests(lambda index_B, key_B, size: index_B, 10_007) == all_tests

@@ -1,4 +1,4 @@
-"""Augmentations follow Pillow's arithmetic; mixing, boxes and RandAugment follow their papers."""
+"""Augmentations equal Pillow's; mixing, boxes and RandAugment follow their papers."""
 
 import itertools
 
@@ -18,9 +18,9 @@ PHOTO = np.kron(np.random.default_rng(1).integers(20, 230, (5, 6, 3)), np.ones((
   np.uint8
 )
 PHOTO = PHOTO + np.random.default_rng(2).integers(0, 20, PHOTO.shape).astype(np.uint8)
-PILLOW = Image.fromarray(PHOTO)
+PILLOW_PHOTO = Image.fromarray(PHOTO)
 
-# name: our function, Pillow's, and the levels of 255 by which they may differ
+# name: (our function, Pillow's function, the tolerance in levels of 0 to 255)
 CASES = {
   "brightness": (
     lambda x: _pixels.brightness(x, 1.7),
@@ -62,27 +62,27 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_pixels_equal_pillows(name):
+def test_image_operations_equal_pillows(name):
   augment, augment_by_pillow, levels = CASES[name]
   actual = augment(tf.constant(PHOTO, tf.float32)).numpy()
-  expected = np.asarray(augment_by_pillow(PILLOW)).astype(np.float32)
+  expected = np.asarray(augment_by_pillow(PILLOW_PHOTO)).astype(np.float32)
   assert np.abs(actual - expected).max() <= levels + 0.5
-  assert np.abs(actual - PHOTO[: len(actual), : actual.shape[1]]).max() > 10
+  assert np.abs(actual - PHOTO[: len(actual), : actual.shape[1]]).max() > 10  # not a no-op
 
 
-def test_an_image_smaller_than_the_blur_is_reflected_repeatedly():
+def test_blur_of_a_small_image_reflects_it_repeatedly():
   small = PHOTO[:1, :3].astype(np.float32)
   expected = scipy.ndimage.gaussian_filter(small, (1.5, 1.5, 0), mode="reflect", radius=(5, 5, 0))
   np.testing.assert_allclose(_pixels.blur(tf.constant(small), 1.5), expected, rtol=1e-5)
 
 
-def test_colours_change_in_every_order():
+def test_color_jitter_applies_its_changes_in_the_drawn_order():
   jitter = slots.make(
     "x", {"name": "color_jitter", "brightness": 0.9, "contrast": 0.9}, augmentations, "make"
   )
   factors = (1.5, 0.6, 1.2)
   steps = (_pixels.brightness, _pixels.contrast, _pixels.saturation)
-  # The uniform draws that give these factors of 0.1 to 1.9, 0.1 to 1.9 and 0.7 to 1.3.
+  # Uniform draws that result in these factors, whose ranges are 0.1-1.9, 0.1-1.9 and 0.7-1.3.
   u = [(factors[0] - 0.1) / 1.8, (factors[1] - 0.1) / 1.8, (factors[2] - 0.7) / 0.6]
   for number, order in enumerate(itertools.permutations(range(3))):
     expected = tf.constant(PHOTO, tf.float32)
@@ -94,7 +94,7 @@ def test_colours_change_in_every_order():
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", slots.names(augmentations))
-def test_an_augmentation_is_a_function_of_its_numbers(name, channels):
+def test_augmentation_is_a_function_of_its_random_numbers(name, channels):
   image_facts = dict(resolution=12, mean=(0.5,) * channels, std=(0.25,) * channels)
   augmentation = slots.make("augmentations", name, augmentations, "make", **image_facts)
   apply = tf.function(lambda u: augmentation(tf.constant(PHOTO[..., :channels], tf.float32), u))
@@ -106,7 +106,7 @@ def test_an_augmentation_is_a_function_of_its_numbers(name, channels):
     np.testing.assert_array_equal(image, apply(u).numpy())
     assert np.isfinite(image).all()
     assert image.shape[-1] == channels
-    if name != "erase":  # which fills a box with noise of any size
+    if name != "erase":  # its noise has no bounds
       assert image.min() >= 0
       assert image.max() <= 255.001
     images.add(image.tobytes())
@@ -119,7 +119,7 @@ def draw_box(u, height, width):
   return _box.draw_box(u, height, width, (0.3, 0.6), (0.5, 2.0))
 
 
-def test_boxes_lie_inside_and_have_areas_and_ratios_of_their_ranges():
+def test_boxes_lie_inside_the_image_with_areas_and_ratios_in_their_ranges():
   shares = []
   for seed in range(60):
     u = np.random.default_rng(seed).random(_box.NUMBERS, np.float32)
@@ -135,7 +135,7 @@ def test_boxes_lie_inside_and_have_areas_and_ratios_of_their_ranges():
 
 
 @pytest.mark.parametrize("height, width", [(1, 1), (1, 50), (50, 1)])
-def test_a_box_of_a_thin_image_lies_inside_and_is_not_empty(height, width):
+def test_box_in_a_thin_image_lies_inside_and_is_not_empty(height, width):
   box, _ = draw_box(np.full(_box.NUMBERS, 0.7, np.float32), height, width)
   y, x, h, w = box.numpy()
   assert h >= 1
@@ -147,8 +147,8 @@ def test_a_box_of_a_thin_image_lies_inside_and_is_not_empty(height, width):
 @pytest.mark.parametrize(
   "mixing", [Mixing(mixup=0.8), Mixing(cutmix=1.0), Mixing(mixup=0.2, cutmix=0.5)], ids=str
 )
-def test_the_label_share_is_the_share_of_the_image_that_remains(mixing):
-  """Mixup blends all pixels, CutMix none; with both, either is drawn."""
+def test_label_share_equals_the_share_of_the_first_image(mixing):
+  """Mixup blends all pixels and CutMix none; with both, one of them is drawn."""
   black = np.zeros((20, 30, 3), np.float32)
   white = np.ones((20, 30, 3), np.float32)
   mix = tf.function(lambda u: mixing(tf.constant(white), tf.constant(black), u))
@@ -167,7 +167,7 @@ def test_the_label_share_is_the_share_of_the_image_that_remains(mixing):
 
 
 @pytest.mark.parametrize("middle", [(0.0, 0.5), (0.5, 0.0), (0.0, 0.0)])
-def test_a_box_of_less_than_half_a_pixel_at_a_border_cuts_nothing(middle):
+def test_cutmix_with_a_box_below_half_a_pixel_changes_nothing(middle):
   white = tf.ones((28, 28, 1))
   black = tf.zeros((28, 28, 1))
   mixed, share = Mixing(cutmix=1.0)(white, black, tf.constant([0.0, 0.0, 1 - 2e-4, *middle]))
@@ -177,17 +177,17 @@ def test_a_box_of_less_than_half_a_pixel_at_a_border_cuts_nothing(middle):
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0])
-def test_shares_have_the_beta_distribution(alpha):
+def test_mixing_shares_have_a_beta_distribution(alpha):
   u = (np.arange(4000) + 0.5) / 4000
   actual = _beta(alpha, tf.constant(u, tf.float32)).numpy()
   distance = scipy.stats.kstest(actual, scipy.stats.beta(alpha, alpha).cdf).statistic
-  assert distance < 0.02  # near 0 and 1, float32 is coarse
+  assert distance < 0.02  # float32 is coarse near 0 and 1
 
 
-def test_randaugment_draws_changes_and_magnitudes_by_timms_rule():
-  """`rand-m9-mstd0.5-inc1` makes one of 15 changes, or none with chance 1/2 (here number -1).
+def test_randaugment_draws_changes_and_magnitudes_as_timm_does():
+  """`rand-m9-mstd0.5-inc1` applies one of 15 changes, or none (number -1) with probability 1/2.
 
-  Its level is clip(N(9, 0.5), 0, 10), its sign either.
+  The level of a change is clip(N(9, 0.5), 0, 10), and its sign is random.
   """
   u = np.random.default_rng(0).random((10_000, randaugment.NUMBERS), np.float32)
   change, level, sign = randaugment.draw_changes(tf.constant(u), 9.0, 0.5, 0.5)
@@ -204,22 +204,22 @@ def test_randaugment_draws_changes_and_magnitudes_by_timms_rule():
   assert abs(np.corrcoef(sign, change)[0, 1]) < 0.03
 
 
-def test_randaugment_makes_one_change_after_another_or_none():
+def test_randaugment_applies_its_changes_in_sequence():
   augmentation = randaugment.make((0.5,) * 3, ops=2, deviation=0.0)
   apply = tf.function(lambda u: augmentation.apply(tf.constant(PHOTO, tf.float32), u))
   invert = [2.5 / 15, 0.1, 0.5, 0.9]
-  left_out = [2.5 / 15, 0.6, 0.5, 0.9]
+  skipped_invert = [2.5 / 15, 0.6, 0.5, 0.9]
   photo = PHOTO.astype(np.float32)
   for numbers, expected in (
-    (invert + left_out, 255 - photo),
+    (invert + skipped_invert, 255 - photo),
     (invert + invert, photo),
-    (left_out + left_out, photo),
+    (skipped_invert + skipped_invert, photo),
   ):
     np.testing.assert_array_equal(apply(tf.constant(numbers, tf.float32)).numpy(), expected)
 
 
-# name of a change: Pillow's arithmetic at level 9 and sign 1, and the levels by which it may differ
-_INCREASING = {
+# name of a change: (Pillow's function at level 9 and sign 1, the tolerance in levels of 0 to 255)
+_CHANGES = {
   "invert": (ImageOps.invert, 0),
   "posterize": (lambda im: ImageOps.posterize(im, 1), 0),
   "solarize": (lambda im: ImageOps.solarize(im, 256 - 230), 0),
@@ -245,13 +245,13 @@ _INCREASING = {
 GREY = (124, 116, 104)
 
 
-@pytest.mark.parametrize("name", _INCREASING)
+@pytest.mark.parametrize("name", _CHANGES)
 def test_changes_of_randaugment_equal_timms(name):
-  augment_by_pillow, levels = _INCREASING[name]
+  augment_by_pillow, levels = _CHANGES[name]
   image = tf.constant(PHOTO, tf.float32)
   changes = randaugment.changes(image, tf.constant(9.0), tf.constant(1.0), GREY)
   actual = changes[randaugment.NAMES.index(name)]().numpy()
-  expected = np.asarray(augment_by_pillow(PILLOW)).astype(np.float32)
+  expected = np.asarray(augment_by_pillow(PILLOW_PHOTO)).astype(np.float32)
   differences = np.abs(actual - expected)[1:-1, 1:-1]
   if name.startswith("shear"):  # the border of the image blends differently
     differences = np.sort(differences.reshape(-1))[: int(0.9 * differences.size)]

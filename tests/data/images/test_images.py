@@ -1,4 +1,4 @@
-"""Images are stored upright and decodable, others are counted; tasks draw from them."""
+"""Image stores hold upright, decodable images and count unusable files; tasks read the stores."""
 
 import gzip
 import io
@@ -28,20 +28,20 @@ def open_images(source, folder, split="train", **options):
   return store.open_store(source, split, cache=str(folder / "cache"), **options)
 
 
-def noise_folder(root, paths: str) -> str:
-  """Write the same image to all of these paths; return the source."""
+def write_noise_folder(root, paths: str) -> str:
+  """Write the same image to all paths, which are separated by spaces; return the source."""
   return folders(root, dict.fromkeys(paths.split(), encode(NOISE)))
 
 
 def zip_files(path, files: dict[str, bytes]) -> str:
-  """Write an archive of files; return its source."""
+  """Write a zip archive of files; return its source."""
   with zipfile.ZipFile(path, "w") as archive:
     for name, content in files.items():
       archive.writestr(name, content)
   return f"folders:{path}"
 
 
-def pixels_of(content: bytes) -> np.ndarray:
+def decode_pixels(content: bytes) -> np.ndarray:
   return np.asarray(Image.open(io.BytesIO(content)))
 
 
@@ -62,11 +62,11 @@ def test_unusable_files_are_counted_and_images_are_stored_as_8_bit_grey_or_rgb(t
   assert images.name == "pictures"
   names = sorted(ODD.keys() - {"b/broken.jpg", "b/notes.txt", "b/empty.png", "b/huge.png"})
   contents = images.read(np.arange(8)).tolist()
-  converted = set()
+  converted_names = set()
   for name, content in zip(names, contents, strict=True):
     if content == ODD[name]:
       continue
-    converted.add(name)
+    converted_names.add(name)
     image = Image.open(io.BytesIO(content))
     assert image.format == "PNG"
     if name == "b/deep.png":
@@ -76,7 +76,7 @@ def test_unusable_files_are_counted_and_images_are_stored_as_8_bit_grey_or_rgb(t
       assert image.mode == "RGB"
       expected = Image.open(io.BytesIO(ODD[name])).convert("RGB")
     np.testing.assert_array_equal(image, expected, err_msg=name)
-  assert set(names) - converted == {"a/kept.jpg", "a/grey.png", "b/pixel.png"}
+  assert set(names) - converted_names == {"a/kept.jpg", "a/grey.png", "b/pixel.png"}
   assert images.read(np.array([7, 0])).tolist() == [contents[7], contents[0]]
   assert "5 converted to PNG" in capsys.readouterr().out
 
@@ -95,7 +95,7 @@ def test_photographs_are_turned_upright_by_their_exif_tag(tmp_path, capsys):
   upright = noise.resize((96, 64), Image.Resampling.BICUBIC)
   stored = upright.transpose(Image.Transpose.ROTATE_90)
   tag = Image.Exif()
-  tag[0x112] = 6
+  tag[0x112] = 6  # Orientation: rotate by 90 degrees clockwise to display
   files = {
     "a/turned.jpg": encode(stored, "JPEG", quality=95, exif=tag),
     "a/turned.png": encode(stored, exif=tag),
@@ -105,8 +105,8 @@ def test_photographs_are_turned_upright_by_their_exif_tag(tmp_path, capsys):
   images = open_images(folders(tmp_path / "photos", files), tmp_path)
   assert "1 converted to PNG, 1 turned upright" in capsys.readouterr().out
   for content, file in zip(images.read(np.arange(4)), files.values(), strict=True):
-    # Batches decode an image without regard to a tag; predictions obey the tag of the file.
-    pixels = pixels_of(content).astype(np.float32)
+    # Batches ignore the tag when they decode an image; predictions from a file apply it.
+    pixels = decode_pixels(content).astype(np.float32)
     assert pixels.shape == (64, 96, 3)
     assert np.abs(pixels - np.asarray(upright)).mean() < 8
     np.testing.assert_allclose(image_files.read_pixels(file, 3), pixels, atol=40)
@@ -131,20 +131,20 @@ CAT_AND_DOG = "train/cat/x.png train/dog/x.png Val/cat/x.png Val/dog/x.png"
   ],
   ids=["splits", "a split without classes", "classes with names of splits", "deeper folders"],
 )
-def test_folders_of_images_are_splits_and_classes(paths, splits, labels_of_train, zipped, tmp_path):
+def test_folders_of_images_are_splits_and_classes(paths, splits, train_labels, zipped, tmp_path):
   if zipped:
     source = zip_files(tmp_path / "pets.zip", dict.fromkeys(paths.split(), encode(NOISE)))
   else:
-    source = noise_folder(tmp_path / "pets [new]", paths)
+    source = write_noise_folder(tmp_path / "pets [new]", paths)
   opened = open_source(source)
   assert opened.splits == splits
-  assert [record["label"] for _, record in opened.records("train")] == labels_of_train
-  assert opened.classes("label") == tuple(sorted(set(labels_of_train)))
+  assert [record["label"] for _, record in opened.records("train")] == train_labels
+  assert opened.classes("label") == tuple(sorted(set(train_labels)))
 
 
 @pytest.mark.parametrize("top", ["", "pets/"])
-def test_a_zip_archive_gives_the_records_of_its_folders(top, tmp_path):
-  plain = open_source(noise_folder(tmp_path / "pets", CAT_AND_DOG))
+def test_zip_archive_has_the_records_of_the_same_folders(top, tmp_path):
+  plain = open_source(write_noise_folder(tmp_path / "pets", CAT_AND_DOG))
   files = {f"{top}{path}": encode(NOISE) for path in CAT_AND_DOG.split()}
   for path in ("train/cat/.DS_Store", "README.md", "train/labels.csv", "test/1.png"):
     files[f"{top}{path}"] = b"no image of a class"
@@ -163,8 +163,8 @@ def test_a_zip_archive_gives_the_records_of_its_folders(top, tmp_path):
   assert locations == [f"{folder_in_archive}/cat/x.png", f"{folder_in_archive}/dog/x.png"]
 
 
-def test_given_classes_number_the_labels(tmp_path):
-  source = noise_folder(tmp_path / "pets", "cat/1.png owl/1.png")
+def test_argument_classes_sets_the_label_numbers(tmp_path):
+  source = write_noise_folder(tmp_path / "pets", "cat/1.png owl/1.png")
   numbered = build(source, tmp_path, classes=("cat", "dog", "owl"))
   assert numbered.classes == ("cat", "dog", "owl")
   assert numbered.labels.tolist() == [0, 2]
@@ -173,14 +173,16 @@ def test_given_classes_number_the_labels(tmp_path):
     build(source, tmp_path, classes=("cat", "dog"))
 
 
-def test_folders_of_splits_beside_others_are_not_taken_for_classes(tmp_path):
-  source = noise_folder(tmp_path / "pets", "train/cat/1.png Val/cat/2.png devkit/about/readme.txt")
+def test_folders_of_splits_next_to_another_folder_are_ambiguous(tmp_path):
+  source = write_noise_folder(
+    tmp_path / "pets", "train/cat/1.png Val/cat/2.png devkit/about/readme.txt"
+  )
   with refuses("Val, train", "folders:validation=", "/Val,train="):
     open_source(source)
   assert open_source(source.replace(":", ":train=")).classes("label") == ("Val", "devkit", "train")
 
 
-def test_the_first_images_of_a_split_are_a_split(tmp_path):
+def test_slice_of_a_split_has_its_first_images(tmp_path):
   all_images = open_images("digits", tmp_path)
   first = open_images("digits", tmp_path, "train[:30]")
   assert first.num_images == 30
@@ -195,7 +197,7 @@ def write_idx(path, array: np.ndarray) -> None:
   path.write_bytes(gzip.compress(header + array.tobytes()))
 
 
-def test_idx_files_give_their_images_and_labels(tmp_path):
+def test_idx_files_are_read_as_images_and_labels(tmp_path):
   images = np.stack([NOISE[..., n % 3] for n in range(6)])
   labels = np.array([3, 0, 1, 1, 2, 0], np.uint8)
   write_idx(tmp_path / "train-images-idx3-ubyte.gz", images)
@@ -204,16 +206,17 @@ def test_idx_files_give_their_images_and_labels(tmp_path):
   assert stored.classes == tuple("0123")
   assert stored.labels.tolist() == labels.tolist()
   for content, image in zip(stored.read(np.arange(6)), images, strict=True):
-    np.testing.assert_array_equal(pixels_of(content), image)
+    np.testing.assert_array_equal(decode_pixels(content), image)
 
 
-def test_idx_files_of_other_numbers_than_they_state_are_refused(tmp_path):
+def test_idx_files_whose_counts_disagree_are_refused(tmp_path):
   images_path = tmp_path / "train-images-idx3-ubyte.gz"
   source = f"idx:{images_path}"
   write_idx(images_path, np.zeros((6, 2, 2), np.uint8))
   write_idx(tmp_path / "train-labels-idx1-ubyte.gz", np.zeros(5, np.uint8))
   with refuses("6 images", "5 labels"):
     list(open_source(source).records("train"))
+  # The header states three dimensions of size 0, but values follow.
   images_path.write_bytes(gzip.compress(b"\0\0\x08\x03" + bytes(20)))
   with refuses("found more than 0 values"):
     list(open_source(source).records("train"))
@@ -252,14 +255,14 @@ def test_tfds_images_stay_encoded(form, tmp_path):
 
 
 def write_grey_images(folder) -> str:
-  """Write image n of 12 in the grey level n, in two classes; return the source."""
+  """Write 12 images in two classes, image n of grey level n; return the source."""
   images = {}
   for n in range(12):
     images[f"{'ab'[n // 6]}/{n:02}.png"] = encode(np.full((8, 8, 3), n, np.uint8))
   return folders(folder / "pictures", images)
 
 
-def test_every_image_is_in_every_epoch_and_its_repeats_follow_each_other(tmp_path):
+def test_every_epoch_has_each_image_once_with_its_repeats_in_a_row(tmp_path):
   augmentations = ("flip", {"name": "color_jitter", "brightness": 0.0})
   grey_task = build(write_grey_images(tmp_path), tmp_path, repeats=3, augmentations=augmentations)
   batches = loader.train_batches(grey_task, batch_size=12, seed=3)
@@ -273,12 +276,12 @@ def test_every_image_is_in_every_epoch_and_its_repeats_follow_each_other(tmp_pat
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 300, 301])
-def test_the_partner_of_an_image_is_its_neighbour_in_the_order_of_the_epoch(size):
+def test_partner_in_mixing_is_the_neighbour_in_the_order_of_the_epoch(size):
   index = tf.range(size, dtype=tf.int64)
   epoch = tf.fill([size], np.int64(3))
   order = random.shuffle(index, epoch, 5, size).numpy()
   neighbours = np.arange(size) ^ 1
-  neighbours[-1] = max(size - 2, 0)  # the last image of an odd number has the one before it
+  neighbours[-1] = max(size - 2, 0)  # an odd last image is paired with the one before it
   partners = find_partners(tf.constant(order), epoch, 5, size)
   np.testing.assert_array_equal(partners, order[neighbours])
 
@@ -299,7 +302,7 @@ def test_an_image_is_mixed_with_its_partner(tmp_path):
   np.testing.assert_array_equal(batch["other_label"], second_index // 6)
 
 
-def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
+def test_masked_patches_are_uniform_and_change_with_the_epoch(tmp_path):
   masked = build("digits", tmp_path, "masked_images", resolution=12, patch=2, mask_ratio=0.7)
   index_B = tf.range(200, dtype=tf.int64)
   draw_masks = tf.function(lambda epoch_B: masked.batch(index_B, epoch_B, 1), autograph=False)
@@ -312,10 +315,11 @@ def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
     assert (np.sort(patches) == np.arange(36)).all()
     assert_fits(np.bincount(visible.ravel(), minlength=36), drawn=10 / 36)
     masks_of_epochs.append(visible)
-  assert not np.array_equal(*masks_of_epochs)
+  first_epoch, second_epoch = masks_of_epochs
+  assert not np.array_equal(first_epoch, second_epoch)
 
 
-def test_patches_are_masked_swapped_or_kept_and_have_the_colours_of_the_image(tmp_path):
+def test_corrupted_patches_are_masked_swapped_or_unchanged_and_targets_are_colours(tmp_path):
   generator = np.random.default_rng(0)
   images = {}
   for n in range(4):
@@ -325,17 +329,17 @@ def test_patches_are_masked_swapped_or_kept_and_have_the_colours_of_the_image(tm
   batch = next(loader.train_batches(corrupted, batch_size=400, seed=1))
   sources = batch["patch_sources"]
   chosen = batch["patch_weights"] == 1
-  places = np.tile(np.arange(36), (400, 1))
-  np.testing.assert_array_equal(sources[~chosen], places[~chosen])
+  positions = np.tile(np.arange(36), (400, 1))
+  np.testing.assert_array_equal(sources[~chosen], positions[~chosen])
   assert (chosen.sum(1) == 18).all()
   masked = (sources == -1) & chosen
-  kept = (sources == places) & chosen
-  swapped = chosen & ~masked & ~kept
-  for kind, share in ((masked, 0.8), (kept, 0.1), (swapped, 0.1)):
+  unchanged = (sources == positions) & chosen
+  swapped = chosen & ~masked & ~unchanged
+  for kind, share in ((masked, 0.8), (unchanged, 0.1), (swapped, 0.1)):
     assert_share(kind.sum(), chosen.sum(), share)
   colours = (batch["image"] * 0.5 + 0.5).reshape(400, 6, 2, 6, 2, 3).mean((2, 4))
   levels = 8 * colours.reshape(400, 36, 3)
-  # colours that are not at the limit between two of eight levels
+  # Rounding may move a colour that lies on the border between two of the eight levels.
   clear = (np.abs(levels - np.round(levels)) > 1e-3).all(-1)
   assert clear.mean() > 0.9
   expected = np.floor(levels).astype(int) @ [64, 8, 1]
@@ -343,9 +347,9 @@ def test_patches_are_masked_swapped_or_kept_and_have_the_colours_of_the_image(tm
 
 
 @pytest.fixture
-def one_picture(tmp_path):
-  """A source of one image."""
-  return noise_folder(tmp_path / "pictures", "a/x.png")
+def one_image_source(tmp_path):
+  """Return a source of one image."""
+  return write_noise_folder(tmp_path / "pictures", "a/x.png")
 
 
 @pytest.mark.parametrize(
@@ -371,9 +375,9 @@ def one_picture(tmp_path):
     ("corrupted_images", {"resolution": 12, "patch": 2, "rate": 0.0}, ("patch 2", "rate 0.0")),
   ],
 )
-def test_bad_arguments_are_refused(one_picture, tmp_path, name, arguments, names):
+def test_bad_arguments_are_refused(one_image_source, tmp_path, name, arguments, names):
   with refuses(*names):
-    build(one_picture, tmp_path, name, **arguments)
+    build(one_image_source, tmp_path, name, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -387,9 +391,9 @@ def test_bad_arguments_are_refused(one_picture, tmp_path, name, arguments, names
     ({"name": "randaugment", "magnitude": 50}, "magnitude", "found 50"),
   ],
 )
-def test_bad_augmentations_are_refused(one_picture, tmp_path, augmentation, key, value):
+def test_bad_augmentations_are_refused(one_image_source, tmp_path, augmentation, key, value):
   with refuses(key, value):
-    build(one_picture, tmp_path, augmentations=(augmentation,))
+    build(one_image_source, tmp_path, augmentations=(augmentation,))
 
 
 @pytest.mark.parametrize(
@@ -400,7 +404,7 @@ def test_bad_augmentations_are_refused(one_picture, tmp_path, augmentation, key,
     ("bad.zip", "found no zip archive"),
   ],
 )
-def test_places_without_images_are_refused(one_picture, tmp_path, place, problem):
+def test_paths_without_images_are_refused(one_image_source, tmp_path, place, problem):
   (tmp_path / "bad.zip").write_bytes(b"PK no")
   with refuses(place, problem):
     open_source(f"folders:{tmp_path}/{place}")

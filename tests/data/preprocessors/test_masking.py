@@ -1,4 +1,4 @@
-"""Masking chooses an exact budget of tokens, words or spans and replaces them by its shares."""
+"""Masking selects an exact budget of tokens, words or spans and replaces them at given rates."""
 
 import numpy as np
 import pytest
@@ -16,16 +16,20 @@ VOCABULARY = ByteVocabulary(extra_ids=800)
 MASK = special_id(VOCABULARY, "mask")
 CLS = special_id(VOCABULARY, "cls")
 SEP = special_id(VOCABULARY, "sep")
-SPACE = 35  # begins a word
+SPACE = 35  # the id of a space, which begins a word
 SPECIAL = VOCABULARY.special_ids
 
 
-def keys(n, seed=0):
+def row_keys(n, seed=0):
   return random.row_keys(seed, tf.range(n, dtype=tf.int64))
 
 
-def rows(count, length, seed=0, word_length=5.0):
-  """Return rows of `[CLS] text [SEP] text [SEP]` and padding, with words of about `word` bytes."""
+def make_rows(count, length, seed=0, word_length=5.0):
+  """Return rows of `[CLS] text [SEP] text [SEP]` and padding.
+
+  Args:
+    word_length: the mean number of bytes of a word.
+  """
   generator = np.random.default_rng(seed)
   tokens = generator.integers(60, 120, (count, length), dtype=np.int32)
   tokens[generator.random((count, length)) < 1 / word_length] = SPACE
@@ -38,15 +42,15 @@ def rows(count, length, seed=0, word_length=5.0):
   return tokens
 
 
-def apply(masking, tokens, seed=0):
-  features = masking(tf.constant(tokens), keys(len(tokens), seed))
+def apply_masking(masking, tokens, seed=0):
+  features = masking(tf.constant(tokens), row_keys(len(tokens), seed))
   return {name: x.numpy() for name, x in features.items()}
 
 
 @pytest.mark.parametrize("mode", ["tokens", "words", "spans", "ngrams", "token_spans"])
-def test_chosen_tokens_are_ordinary_within_the_budget_and_can_be_restored(mode):
-  tokens = rows(400, 128)
-  out = apply(Masking(VOCABULARY, 128, mode), tokens)
+def test_only_ordinary_tokens_are_chosen_within_the_budget(mode):
+  tokens = make_rows(400, 128)
+  out = apply_masking(Masking(VOCABULARY, 128, mode), tokens)
   chosen = out["weights"] > 0
   ordinary = ~np.isin(tokens, list(SPECIAL))
   assert not (chosen & ~ordinary).any()
@@ -74,12 +78,12 @@ def test_chosen_tokens_are_ordinary_within_the_budget_and_can_be_restored(mode):
     ("random_100", (0, 0, 100)),
   ],
 )
-def test_each_row_of_berts_table_replaces_as_its_name_says(row, shares):
+def test_recipes_of_berts_table_have_its_rates_of_replacement(row, shares):
   """The shares are percentages of [MASK], the same token and a random token."""
   recipe = recipes.load(f"configs/bert/masking.py:{row}").task
   masking = Masking(VOCABULARY, 128, "tokens", 0.15, recipe.mask_share, recipe.random_share)
-  tokens = rows(800, 128)
-  out = apply(masking, tokens)
+  tokens = make_rows(800, 128)
+  out = apply_masking(masking, tokens)
   chosen = out["weights"] > 0
   mask_share, same_share, random_share = shares
   masked = 100 * (out["inputs"] == MASK)[chosen].mean()
@@ -87,21 +91,21 @@ def test_each_row_of_berts_table_replaces_as_its_name_says(row, shares):
   assert masked == pytest.approx(mask_share, abs=1.5)
   assert same == pytest.approx(same_share, abs=1.5)
   assert (masked > 0) == (mask_share > 0)
-  # one random token in a few hundred is the same as before
+  # A random token may equal the original, once in a few hundred.
   assert (same > 0) == (same_share + random_share > 0)
 
 
-def test_eighty_ten_ten_within_two_tenths_of_a_percent():
-  parts = 8
+def test_replacement_rates_are_exact_to_two_tenths_of_a_percent():
+  num_seeds = 8
   length = 513
   tokens = np.tile(np.arange(60, 187, dtype=np.int32), (2500, 5))[:, :length]
   tokens[:, 0] = CLS
   masking = Masking(VOCABULARY, length)
   counts_by_position = np.zeros(length)
   replaced = np.zeros(VOCABULARY.size)
-  fates = np.zeros(3, np.int64)
-  for seed in range(parts):
-    out = apply(masking, tokens, seed)
+  counts = np.zeros(3, np.int64)  # of [MASK], other and unchanged tokens
+  for seed in range(num_seeds):
+    out = apply_masking(masking, tokens, seed)
     chosen = out["weights"] > 0
     inputs = out["inputs"]
     assert (chosen.sum(axis=1) == round(0.15 * (length - 1))).all()
@@ -109,31 +113,32 @@ def test_eighty_ten_ten_within_two_tenths_of_a_percent():
     assert not (changed & ~chosen).any()
     counts_by_position += chosen.sum(axis=0)
     replaced += np.bincount(inputs[changed], minlength=VOCABULARY.size)
-    fates += [(inputs == MASK).sum(), changed.sum(), (chosen & (inputs == tokens)).sum()]
+    counts += [(inputs == MASK).sum(), changed.sum(), (chosen & (inputs == tokens)).sum()]
   ordinary = ordinary_ids(VOCABULARY)
-  total = fates.sum()
-  unchanged_share = 0.1 / len(ordinary)  # a random token may be the one that was there
+  total = counts.sum()
+  unchanged_share = 0.1 / len(ordinary)  # a random token may equal the original
   assert total > 1_500_000
   assert replaced.sum() == replaced[ordinary].sum()
-  for count, share in zip(fates, (0.8, 0.1 - unchanged_share, 0.1 + unchanged_share), strict=True):
+  shares = (0.8, 0.1 - unchanged_share, 0.1 + unchanged_share)
+  for count, share in zip(counts, shares, strict=True):
     assert count / total == pytest.approx(share, abs=0.002)
     assert_share(count, total, share)
   assert not counts_by_position[0]
   assert_fits(counts_by_position[1:], drawn=round(0.15 * (length - 1)) / (length - 1))
-  # A random token that equals the one before it is not counted: once in len(ordinary).
+  # `replaced` misses random tokens that equal the original, once in len(ordinary).
   from_text = np.bincount(tokens[0, 1:], minlength=VOCABULARY.size)[ordinary]
   assert_fits(replaced[ordinary], 1 - from_text / (length - 1))
 
 
 @pytest.mark.parametrize("mode", ["words", "spans"])
-def test_words_of_one_token_are_chosen_uniformly_with_any_seed(mode):
+def test_words_of_one_token_are_chosen_uniformly(mode):
   tokens = np.full((4000, 130), SPACE, np.int32)
   tokens[:, 0] = CLS
   tokens[:, -1] = SEP
   masking = Masking(VOCABULARY, 130, mode)
   counts_by_seed = []
   for seed in range(4):
-    counts_by_seed.append((apply(masking, tokens, seed)["weights"] > 0).sum(axis=0))
+    counts_by_seed.append((apply_masking(masking, tokens, seed)["weights"] > 0).sum(axis=0))
   counts = np.sum(counts_by_seed, axis=0)
   assert not counts[[0, -1]].any()
   if mode == "words":
@@ -146,7 +151,7 @@ def test_words_of_one_token_are_chosen_uniformly_with_any_seed(mode):
 
 
 def word_bounds(tokens):
-  """Return [begin, end) of every word of a row, and None for each special token."""
+  """Return [begin, end) of every word of a row, with None for each special token."""
   ordinary = [t not in SPECIAL for t in tokens]
   words = []
   for position, token in enumerate(tokens):
@@ -160,15 +165,15 @@ def word_bounds(tokens):
 
 
 def word_budget(words) -> int:
-  """Return how many tokens of these words may be chosen."""
+  """Return the number of tokens of these words that may be chosen."""
   return max(1, round(0.15 * sum(bounds[1] - bounds[0] for bounds in words if bounds)))
 
 
-def test_chosen_words_are_those_of_a_plain_loop():
-  tokens = rows(60, 96, seed=3)
+def test_chosen_words_equal_a_plain_loop():
+  tokens = make_rows(60, 96, seed=3)
   masking = Masking(VOCABULARY, 96, "words", mask_share=1.0, random_share=0.0)
-  chosen = apply(masking, tokens)["weights"] > 0
-  scores = masking._scores(keys(60), tf.range(96)[None]).numpy()
+  chosen = apply_masking(masking, tokens)["weights"] > 0
+  scores = masking._scores(row_keys(60), tf.range(96)[None]).numpy()
   for row in range(60):
     words = word_bounds(tokens[row].tolist())
     budget = word_budget(words)
@@ -183,14 +188,14 @@ def test_chosen_words_are_those_of_a_plain_loop():
     assert (chosen[row] == expected).all()
 
 
-def test_spans_are_those_of_a_plain_loop():
-  tokens = rows(60, 128, seed=5, word_length=3.0)
+def test_spans_equal_a_plain_loop():
+  tokens = make_rows(60, 128, seed=5, word_length=3.0)
   masking = Masking(VOCABULARY, 128, "spans", 0.15, 1.0, 0.0)
-  out = apply(masking, tokens)
+  out = apply_masking(masking, tokens)
   tries = 4 * round(0.15 * 128) + 32
-  drawn_positions = random.bits(random.row_keys(3, keys(60)), tries).numpy()
+  drawn_positions = random.bits(random.row_keys(3, row_keys(60)), tries).numpy()
   drawn_lengths = draw_lengths(
-    random.bits(random.row_keys(4, keys(60)), tries), LENGTH_SHARES["spans"]
+    random.bits(random.row_keys(4, row_keys(60)), tries), LENGTH_SHARES["spans"]
   ).numpy()
   for row in range(60):
     words = word_bounds(tokens[row].tolist())
@@ -227,8 +232,8 @@ def test_spans_are_those_of_a_plain_loop():
     assert ((out["weights"][row] > 0) == (ends > 0)).all()
 
 
-def test_the_tokens_of_a_span_are_masked_as_one():
-  out = apply(Masking(VOCABULARY, 256, "spans"), rows(300, 256, seed=7))
+def test_tokens_of_a_span_are_all_masked_or_all_not():
+  out = apply_masking(Masking(VOCABULARY, 256, "spans"), make_rows(300, 256, seed=7))
   row, position = np.nonzero(out["weights"])
   is_mask = (out["inputs"] == MASK)[row, position]
   span_id = row * 1000 + out["span_starts"][row, position]  # rows are shorter than 1,000
@@ -237,30 +242,30 @@ def test_the_tokens_of_a_span_are_masked_as_one():
   assert ((masked_tokens == 0) | (masked_tokens == np.bincount(span))).all()
 
 
-# SpanBERT's lengths of 1 to 10 words.
+# The probabilities of SpanBERT's lengths of 1 to 10 words.
 GEOMETRIC = 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10)
 
 
-def draw(kind: str) -> np.ndarray:
-  return draw_lengths(random.bits(keys(2000), 500), LENGTH_SHARES[kind]).numpy().ravel()
+def draw_span_lengths(kind: str) -> np.ndarray:
+  return draw_lengths(random.bits(row_keys(2000), 500), LENGTH_SHARES[kind]).numpy().ravel()
 
 
 def test_span_lengths_are_geometric():
-  lengths = draw("spans")
+  lengths = draw_span_lengths("spans")
   assert lengths.mean() == pytest.approx(3.797, abs=0.01)
   assert_fits(np.bincount(lengths, minlength=11)[1:], GEOMETRIC)
 
 
-def test_ngram_lengths_are_inversely_proportional_to_their_chance():
-  assert_fits(np.bincount(draw("ngrams"), minlength=4)[1:], np.array([6, 3, 2]) / 11)
+def test_ngram_probabilities_are_inversely_proportional_to_length():
+  assert_fits(np.bincount(draw_span_lengths("ngrams"), minlength=4)[1:], np.array([6, 3, 2]) / 11)
 
 
-def test_ngrams_are_full_words_that_may_touch_and_are_replaced_token_by_token():
-  tokens = rows(300, 256, seed=7, word_length=3.0)
-  out = apply(Masking(VOCABULARY, 256, "ngrams"), tokens)
+def test_ngrams_are_whole_words_whose_tokens_are_replaced_separately():
+  tokens = make_rows(300, 256, seed=7, word_length=3.0)
+  out = apply_masking(Masking(VOCABULARY, 256, "ngrams"), tokens)
   assert set(out) == {"inputs", "targets", "weights"}
   chosen = out["weights"] > 0
-  run_lengths = []  # of words that are chosen one after another
+  run_lengths = []  # of consecutive chosen words
   partly_masked_words = 0
   for row in range(300):
     run_length = 0
@@ -282,9 +287,9 @@ def test_ngrams_are_full_words_that_may_touch_and_are_replaced_token_by_token():
   assert partly_masked_words > 0
 
 
-def test_spans_of_tokens_begin_and_end_within_words():
-  tokens = rows(300, 256, seed=7, word_length=3.0)
-  chosen = apply(Masking(VOCABULARY, 256, "token_spans", 1 / 6), tokens)["weights"] > 0
+def test_token_spans_may_begin_and_end_within_words():
+  tokens = make_rows(300, 256, seed=7, word_length=3.0)
+  chosen = apply_masking(Masking(VOCABULARY, 256, "token_spans", 1 / 6), tokens)["weights"] > 0
   partly_chosen_words = 0
   for row in range(300):
     for bounds in filter(None, word_bounds(tokens[row])):
@@ -293,26 +298,26 @@ def test_spans_of_tokens_begin_and_end_within_words():
   spans = (np.diff(np.pad(chosen, [[0, 0], [1, 0]]).astype(int), axis=1) == 1).sum()
   assert partly_chosen_words > 0.5 * spans
   length_chances = np.array([60, 30, 20, 15, 12]) / 137  # of 1 to 5 tokens
-  # spans that touch are counted as one
+  # Adjacent spans count as one here, so the mean is above the mean of the lengths drawn.
   assert np.arange(1, 6) @ length_chances < chosen.sum() / spans < 3.2
 
 
-def test_spans_have_geometric_lengths_and_lie_up_to_the_end_of_the_text():
-  """The words have one token; the text ends with the row, or long before it."""
+def test_spans_have_geometric_lengths_and_reach_the_end_of_the_text():
+  """Words have one token here; the text ends at the end of the row, or long before it."""
   length = 512
-  fates = np.zeros(3)
+  counts = np.zeros(3)  # of [MASK], unchanged and other tokens
   for end in (511, 300):
     tokens = np.full((2000, length), SPACE, np.int32)
     tokens[:, 0] = CLS
     tokens[:, end] = SEP
     tokens[:, end + 1 :] = 0
     budget = round(0.15 * (end - 1))
-    out = apply(Masking(VOCABULARY, length, "spans"), tokens, seed=end)
+    out = apply_masking(Masking(VOCABULARY, length, "spans"), tokens, seed=end)
     steps = np.diff(np.pad(out["weights"], [[0, 0], [1, 1]]), axis=1)
     row, begin = np.nonzero(steps == 1)
     lengths = np.nonzero(steps == -1)[1] - begin
     assert (np.bincount(row, weights=lengths) == budget).all()
-    inner = begin + 10 < end  # only the budget cuts these
+    inner = begin + 10 < end  # spans that the end of the text cannot cut
     expected = expected_spans([0, *GEOMETRIC], budget)[1:]
     assert_fits(np.bincount(lengths[inner], minlength=11)[1:], expected)
     starts = np.bincount(begin, minlength=length)
@@ -321,10 +326,11 @@ def test_spans_have_geometric_lengths_and_lie_up_to_the_end_of_the_text():
     inputs = out["inputs"][row, begin]
     is_mask = inputs == MASK
     is_same = inputs == SPACE
-    fates += [is_mask.sum(), is_same.sum(), (~is_mask & ~is_same).sum()]
-  # one random token of 256 is the same as before
-  for fate, share in zip(fates, (0.8, 0.1 + 0.1 / 256, 0.1 - 0.1 / 256), strict=True):
-    assert_share(fate, fates.sum(), share)
+    counts += [is_mask.sum(), is_same.sum(), (~is_mask & ~is_same).sum()]
+  # A random token equals the original once in 256.
+  shares = (0.8, 0.1 + 0.1 / 256, 0.1 - 0.1 / 256)
+  for count, share in zip(counts, shares, strict=True):
+    assert_share(count, counts.sum(), share)
 
 
 @pytest.mark.parametrize("arguments", [{"rate": 0.0}, {"mask_share": 0.8, "random_share": 0.3}])

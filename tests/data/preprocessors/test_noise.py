@@ -1,4 +1,4 @@
-"""T5's other objectives apply noise as a plain loop does, and draw it exactly and uniformly."""
+"""T5's other denoising objectives apply noise correctly and draw an exact, uniform amount of it."""
 
 import numpy as np
 import pytest
@@ -29,14 +29,14 @@ def root(tmp_path_factory):
   return str(folder)
 
 
-def keys(n, seed=0):
+def row_keys(n, seed=0):
   return random.row_keys(seed, tf.range(n, dtype=tf.int64))
 
 
 def replace_and_drop(window, mask, size):
-  """Apply noise by a loop.
+  """Apply noise in plain Python.
 
-  Returns: (inputs of replaced spans, their targets, the tokens that are no noise, the noise).
+  Returns: (inputs with sentinels, their targets, the tokens that are not noise, the noise tokens).
   """
   inputs = []
   targets = []
@@ -52,7 +52,7 @@ def replace_and_drop(window, mask, size):
   return inputs, targets, kept_tokens, noise_tokens
 
 
-def test_noise_is_applied_as_in_the_examples_of_the_t5_library():
+def test_noise_is_applied_as_in_the_t5_librarys_examples():
   out = noise.replace_spans(
     TOKENS, NOISE, sentinels=range(999, 899, -1), inputs_length=5, targets_length=5, eos_id=None
   )
@@ -66,7 +66,7 @@ def test_noise_is_applied_as_in_the_examples_of_the_t5_library():
 
 
 @pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_any_noise_is_applied_as_by_a_plain_loop(density):
+def test_noise_of_any_density_is_applied_as_by_a_plain_loop(density):
   generator = np.random.default_rng(0)
   windows = generator.integers(3, 900, (60, 31))
   masks = generator.random((60, 31)) < density
@@ -87,12 +87,12 @@ def test_any_noise_is_applied_as_by_a_plain_loop(density):
 
 
 def assert_padded(ids, expected_ids: list[int]) -> None:
-  """Assert that ids are the expected ones, EOS and padding."""
+  """Assert that ids are the expected ids, then EOS and padding."""
   padding = len(ids) - len(expected_ids) - 1
   assert ids.numpy().tolist() == expected_ids + [1] + [0] * padding
 
 
-def test_spans_of_no_rows_are_empty_arrays():
+def test_noise_functions_accept_batches_without_rows():
   raw = tf.zeros([0, 31], tf.int32)
   noise_mask = tf.zeros([0, 31], tf.bool)
   empty = noise.replace_spans(
@@ -106,7 +106,7 @@ def test_noise_has_an_exact_count_and_uniform_positions():
   n = 20_000
   length = 20
   k = 6
-  mask = noise.noise_mask(random.bits(keys(n), length), k).numpy()
+  mask = noise.noise_mask(random.bits(row_keys(n), length), k).numpy()
   assert (mask.sum(axis=1) == k).all()
   assert_fits(mask.sum(axis=0), drawn=k / length)
   # Pairs of tokens, near or far, are both noise equally often.
@@ -119,10 +119,10 @@ def test_noise_has_an_exact_count_and_uniform_positions():
     assert_share(near.sum(), n * len(near), k * (k - 1) / (length * (length - 1)))
 
 
-def test_bert_style_noise_is_nine_masks_in_ten():
+def test_nine_tenths_of_bert_style_noise_are_masks():
   n = 4_000
   length = 100
-  bits = random.bits(keys(n), 2 * length)
+  bits = random.bits(row_keys(n), 2 * length)
   raw = tf.fill([n, length], 7)
   ordinary = tf.range(10, 60)
   mask = noise.noise_mask(bits[:, :length], 15)
@@ -140,7 +140,9 @@ def test_bert_style_noise_is_nine_masks_in_ten():
 
 def test_shuffled_rows_are_permutations_and_uniform():
   n = 6_000
-  out = noise.shuffle_tokens(tf.tile(tf.range(4)[None], [n, 1]), random.bits(keys(n), 4)).numpy()
+  out = noise.shuffle_tokens(
+    tf.tile(tf.range(4)[None], [n, 1]), random.bits(row_keys(n), 4)
+  ).numpy()
   assert (np.sort(out, axis=1) == np.arange(4)).all()
   _, counts = np.unique(out, axis=0, return_counts=True)
   assert len(counts) == 24
@@ -148,16 +150,16 @@ def test_shuffled_rows_are_permutations_and_uniform():
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_style_makes_the_inputs_and_targets_of_a_plain_loop(root, style):
-  built = task.build("denoising", "train", store=root, style=style, inputs_length=LENGTH)
+def test_inputs_and_targets_of_each_style_equal_a_plain_loop(root, style):
+  denoising_task = task.build("denoising", "train", store=root, style=style, inputs_length=LENGTH)
   window, tokens_of_noise, targets_length = denoising.denoising_lengths(style, LENGTH, 0.15)
-  index = tf.range(built.num_examples, dtype=tf.int64)
-  features = built.batch(index, tf.zeros_like(index), 0)
+  index = tf.range(denoising_task.num_examples, dtype=tf.int64)
+  features = denoising_task.batch(index, tf.zeros_like(index), 0)
   out = {name: value.numpy() for name, value in features.items()}
   assert out["decoder_target_tokens"].shape[1] == targets_length
   bits = random.bits(random.row_keys(0, tf.zeros_like(index), index), window)
   masks = noise.noise_mask(bits, tokens_of_noise).numpy()
-  for row in range(built.num_examples):
+  for row in range(denoising_task.num_examples):
     raw = (np.arange(window) + row * window + corpora.FIRST).tolist()
     inputs = [t for t in out["encoder_input_tokens"][row].tolist() if t]
     targets = [t for t in out["decoder_target_tokens"][row].tolist() if t]
@@ -166,7 +168,7 @@ def test_a_style_makes_the_inputs_and_targets_of_a_plain_loop(root, style):
 
 
 def assert_style(style, raw, mask, inputs, targets) -> None:
-  """Assert that inputs and targets follow from a window and its noise."""
+  """Assert that inputs and targets are the ones of a window and its noise."""
   span_inputs, span_targets, kept_tokens, noise_tokens = replace_and_drop(raw, mask, SIZE)
   if style == "replace_spans":
     assert inputs == span_inputs
@@ -202,7 +204,7 @@ def test_lengths_of_512_inputs_and_15_percent_noise(style, window_noise_and_targ
 
 
 @pytest.mark.parametrize("density", [0.01, 0.15, 0.5, 0.99])
-def test_lengths_hold_the_most_spans_and_waste_nothing(density):
+def test_windows_are_as_long_as_inputs_and_targets_allow(density):
   for inputs_length in range(3, 200):
     window, noise_tokens, targets = denoising.denoising_lengths(
       "replace_spans", inputs_length, density
@@ -223,39 +225,39 @@ ROLLED = SpanCorruption(top_ids(SIZE, corpora.SENTINELS), inputs_length=30, rand
 FIXED = SpanCorruption(top_ids(SIZE, corpora.SENTINELS), inputs_length=29)
 
 
-def test_a_rolled_window_needs_one_more_sentinel():
-  """A span that is cut by the end of the window has one in each part."""
+def test_rolled_window_needs_one_more_sentinel():
+  """A span that wraps around the end of the window has a sentinel in each part."""
   assert ROLLED.window == FIXED.window == 31
   assert ROLLED.targets_length == FIXED.targets_length + 1 == 9
 
 
 def test_rolled_noise_has_uniform_positions():
   n = 6_000
-  mask = ROLLED.noise_mask(keys(n)).numpy()
+  mask = ROLLED.noise_mask(row_keys(n)).numpy()
   assert (mask.sum(axis=1) == ROLLED.noise_tokens).all()
-  # Positions of a row are not independent. The begin of one span of each row is.
+  # Positions in a row depend on each other, so one span of each row is counted.
   is_begin = mask & ~np.roll(mask, 1, axis=1)
   begins = np.nonzero(is_begin)[1].reshape(n, ROLLED.noise_spans)
   one_begin = begins[np.arange(n), np.arange(n) % ROLLED.noise_spans]
   assert_fits(np.bincount(one_begin, minlength=31))
   for count in mask.sum(axis=0):
     assert_share(count, n, ROLLED.noise_tokens / 31)
-  assert FIXED.noise_mask(keys(n)).numpy()[:, -1].all()
+  assert FIXED.noise_mask(row_keys(n)).numpy()[:, -1].all()
 
 
 def test_rolled_noise_is_a_rotation_of_fixed_noise():
   patterns = set()
-  for row_mask in np.unique(FIXED.noise_mask(keys(6_000)).numpy(), axis=0):
+  for row_mask in np.unique(FIXED.noise_mask(row_keys(6_000)).numpy(), axis=0):
     patterns.update(np.roll(row_mask, shift).tobytes() for shift in range(31))
-  for row_mask in ROLLED.noise_mask(keys(200)).numpy():
+  for row_mask in ROLLED.noise_mask(row_keys(200)).numpy():
     assert row_mask.tobytes() in patterns
 
 
-def test_rolled_windows_are_corrupted_as_by_a_plain_loop():
+def test_rolled_noise_is_applied_as_by_a_plain_loop():
   n = 6_000
-  mask = ROLLED.noise_mask(keys(n)).numpy()
+  mask = ROLLED.noise_mask(row_keys(n)).numpy()
   raw = np.random.default_rng(0).integers(3, 900, (n, 31), dtype=np.int32)
-  out = ROLLED(tf.constant(raw), keys(n))
+  out = ROLLED(tf.constant(raw), row_keys(n))
   both_ends = mask[:, 0] & mask[:, -1]
   assert both_ends.any()
   assert (out["targets"].numpy()[both_ends][:, -1] == 1).all()
@@ -270,7 +272,7 @@ def build_span_corruption(root, **arguments):
   return task.build("span_corruption", "train", store=root, **arguments)
 
 
-def test_a_prefix_stands_before_the_inputs_of_a_shorter_window(root):
+def test_prefix_precedes_the_inputs_of_a_shorter_window(root):
   index = tf.range(3, dtype=tf.int64)
   with_prefix = build_span_corruption(root, prefix="[NLU]").batch(index, index, 0)
   shorter = build_span_corruption(root, inputs_length=LENGTH - 5).batch(index, index, 0)

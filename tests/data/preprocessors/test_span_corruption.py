@@ -1,4 +1,4 @@
-"""Span corruption has the T5 library's lengths and distribution, and loses no token."""
+"""Span corruption has the T5 library's lengths and distribution of spans, and loses no token."""
 
 import hashlib
 import math
@@ -23,18 +23,18 @@ SIZE = 32_100
 SENTINELS = 100
 
 
-def keys(n, seed=0, epoch=0):
+def row_keys(n, seed=0, epoch=0):
   index = tf.range(n, dtype=tf.int64)
   return random.row_keys(seed, tf.fill([n], tf.constant(epoch, tf.int64)), index)
 
 
-def windows(corruption, rows, seed=0):
+def random_windows(corruption, rows, seed=0):
   high = min(corruption.sentinels)
   return np.random.default_rng(seed).integers(2, high, (rows, corruption.window), dtype=np.int32)
 
 
 def reassemble(inputs, targets, size, sentinels):
-  """Return the raw window: each sentinel of the inputs replaced by its span in the targets."""
+  """Return the raw window, by replacing each sentinel of the inputs by its span in the targets."""
   spans = {}
   current = None
   for token in targets[: list(targets).index(1)]:
@@ -59,7 +59,7 @@ def test_lengths_equal_the_t5_librarys(inputs_length, window, targets_length):
 
 def test_noise_of_568_tokens_is_85_tokens_in_28_spans():
   assert noise_counts(568, 0.15, 3.0) == (85, 28)
-  mask = SpanCorruption(top_ids(SIZE, SENTINELS)).noise_mask(keys(500)).numpy()
+  mask = SpanCorruption(top_ids(SIZE, SENTINELS)).noise_mask(row_keys(500)).numpy()
   assert mask.shape == (500, 568)
   assert not mask[:, 0].any()
   assert mask[:, -1].all()
@@ -70,8 +70,8 @@ def test_noise_of_568_tokens_is_85_tokens_in_28_spans():
 
 def test_inputs_and_targets_follow_the_mask():
   corruption = SpanCorruption(top_ids(SIZE, SENTINELS))
-  window = windows(corruption, 50)
-  key = keys(50)
+  window = random_windows(corruption, 50)
+  key = row_keys(50)
   out = corruption(tf.constant(window), key)
   inputs = out["inputs"].numpy()
   targets = out["targets"].numpy()
@@ -83,14 +83,14 @@ def test_inputs_and_targets_follow_the_mask():
     expected_inputs = []
     expected_targets = []
     sentinel = SIZE
-    before = False
+    was_noise = False
     for token, is_noise in zip(window[row].tolist(), mask[row]):
-      if is_noise and not before:
+      if is_noise and not was_noise:
         sentinel -= 1
         expected_inputs.append(sentinel)
         expected_targets.append(sentinel)
       (expected_targets if is_noise else expected_inputs).append(token)
-      before = is_noise
+      was_noise = is_noise
     assert sentinel == SIZE - 28
     assert inputs[row].tolist() == [*expected_inputs, 1]
     assert targets[row].tolist() == [*expected_targets, 1]
@@ -113,8 +113,8 @@ def test_windows_of_any_lengths_and_densities_can_be_reassembled(
     top_ids(3_000, 1_500), inputs_length, targets_length + extra, density, mean_length
   )
   assert corruption.window == window
-  raw = windows(corruption, 3)
-  out = corruption(tf.constant(raw), keys(3, seed))
+  raw = random_windows(corruption, 3)
+  out = corruption(tf.constant(raw), row_keys(3, seed))
   for row in range(3):
     inputs = out["inputs"][row].numpy()
     targets = out["targets"][row].numpy()
@@ -135,7 +135,7 @@ def test_window_is_the_longest_that_fits():
 
 
 def test_segment_lengths_are_uniform_compositions():
-  """3 of 7 tokens are noise in 2 spans: C(3,1) * C(2,1) = 6 masks are equally frequent."""
+  """With 3 of 7 tokens as noise in 2 spans, C(3,1) * C(2,1) = 6 masks are equally frequent."""
   corruption = SpanCorruption(
     top_ids(400, 10), inputs_length=7, noise_density=0.45, mean_noise_span_length=1.5
   )
@@ -144,21 +144,22 @@ def test_segment_lengths_are_uniform_compositions():
   assert corruption.noise_spans == 2
   n = 12_000
   cells = math.comb(3, 1) * math.comb(2, 1)
-  _, counts = np.unique(corruption.noise_mask(keys(n)).numpy(), axis=0, return_counts=True)
+  _, counts = np.unique(corruption.noise_mask(row_keys(n)).numpy(), axis=0, return_counts=True)
   assert len(counts) == cells
   assert_fits(counts)
 
 
-T5_NOISE = 85  # noise tokens of a window
+# T5's window of 568 tokens, by default.
+T5_NOISE = 85
 T5_KEPT = 568 - T5_NOISE
 T5_SPANS = 28
 
 
 def draw_t5_masks(n: int) -> np.ndarray:
-  return SpanCorruption(top_ids(SIZE, SENTINELS)).noise_mask(keys(n)).numpy()
+  return SpanCorruption(top_ids(SIZE, SENTINELS)).noise_mask(row_keys(n)).numpy()
 
 
-def test_lengths_of_spans_and_gaps_are_those_of_a_uniform_cut():
+def test_lengths_of_spans_and_gaps_have_the_distribution_of_uniform_cuts():
   n = 4_000
   edges = np.diff(np.pad(draw_t5_masks(n), [[0, 0], [1, 1]]).astype(int), axis=1)
   begins = np.nonzero(edges == 1)[1].reshape(n, T5_SPANS)
@@ -167,7 +168,7 @@ def test_lengths_of_spans_and_gaps_are_those_of_a_uniform_cut():
   kept_lengths = begins - np.pad(ends[:, :-1], [[0, 0], [1, 0]])
   for lengths, total in ((noise_lengths, T5_NOISE), (kept_lengths, T5_KEPT)):
     assert (lengths.sum(axis=1) == total).all()
-    # A span of l tokens leaves total - l - 1 positions for the 26 cuts between the 27 others.
+    # After a span of l tokens, the 26 cuts between the other 27 spans have total - l - 1 positions.
     possible_lengths = range(1, total - 26)
     ways = [math.comb(total - length - 1, 26) for length in possible_lengths]
     chances = np.array(ways) / math.comb(total - 1, 27)
@@ -182,10 +183,10 @@ def test_lengths_of_spans_and_gaps_are_those_of_a_uniform_cut():
     assert_fits(np.bincount(cuts.ravel(), minlength=total)[1:], drawn=27 / (total - 1))
 
 
-def test_rows_depend_on_nothing_but_their_key():
+def test_a_row_depends_only_on_its_window_and_key():
   corruption = SpanCorruption(top_ids(SIZE, SENTINELS))
-  raw = tf.constant(windows(corruption, 32))
-  key = keys(32)
+  raw = tf.constant(random_windows(corruption, 32))
+  key = row_keys(32)
   all_rows = corruption(raw, key)
   dataset = tf.data.Dataset.from_tensor_slices((raw, key)).batch(5).map(corruption)
   for name, value in all_rows.items():
@@ -211,15 +212,15 @@ def test_impossible_arguments_are_refused(arguments, names):
     SpanCorruption(**{"sentinels": top_ids(SIZE, SENTINELS)} | arguments)
 
 
-def test_stream_is_splitmix64():
-  """The published generator: state += gamma, then mix; its first outputs from seed 1234567."""
+def test_random_bits_equal_splitmix64():
+  """The constants are the first outputs of the published generator with seed 1234567."""
   published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
   words = random.bits(tf.constant([1234567], tf.uint64), 8).numpy().astype(np.uint64)[0]
   assert [int(low) | int(high) << 32 for low, high in words.reshape(4, 2)] == published
 
 
-def test_keys_are_frozen():
-  """Checkpoints resume into the same data only while these stay as they are."""
+def test_keys_do_not_change_between_releases():
+  """A resumed run reads the same examples only while these keys stay the same."""
   index = tf.constant([0, 1, 2, 10**12], tf.int64)
   epoch = tf.constant([0, 0, 3, 10**9], tf.int64)
   assert random.row_keys(42, epoch, index).numpy().tolist() == KEYS
@@ -230,7 +231,7 @@ KEYS = [7138415436909018950, 13151335708014940318, 16908140964753355758, 5808286
 
 def test_keys_differ_by_seed_epoch_and_index():
   all_keys = np.concatenate(
-    [keys(200, seed, epoch).numpy() for seed in range(-2, 5) for epoch in range(5)]
+    [row_keys(200, seed, epoch).numpy() for seed in range(-2, 5) for epoch in range(5)]
   )
   assert len(np.unique(all_keys)) == all_keys.size
   ones = np.unpackbits(all_keys.view(np.uint8)).mean()
@@ -240,10 +241,10 @@ def test_keys_differ_by_seed_epoch_and_index():
 @pytest.mark.parametrize(
   "random_roll, expected", [(False, "cd30a74e2dfe07c4"), (True, "24c0e0312c4c9f09")]
 )
-def test_examples_are_frozen(random_roll, expected):
-  """Checkpoints resume into the same data only while these stay as they are."""
+def test_examples_do_not_change_between_releases(random_roll, expected):
+  """A resumed run reads the same examples only while these stay the same."""
   corruption = SpanCorruption(top_ids(SIZE, SENTINELS), random_roll=random_roll)
   raw = np.arange(4 * corruption.window, dtype=np.int32).reshape(4, -1) + 3
-  out = corruption(tf.constant(raw), keys(4, seed=7))
+  out = corruption(tf.constant(raw), row_keys(4, seed=7))
   digest = hashlib.sha256(out["inputs"].numpy().tobytes() + out["targets"].numpy().tobytes())
   assert digest.hexdigest()[:16] == expected

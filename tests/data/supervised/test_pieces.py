@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import json_lines
-from preparations import files_of
+from preparations import read_files
 from t5x_like.corpora import building, job
 from t5x_like.corpora.engines import batches
 from t5x_like.data import task
@@ -57,12 +57,12 @@ def expected_files(source, small_batches, tmp_path_factory):
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(batches, "_MAX_BATCHES_ALONE", 1_000)
     build(source, cache)
-  return files_of(cache)
+  return read_files(cache)
 
 
 def test_several_processes_make_the_same_bytes(source, expected_files, tmp_path):
   build(source, tmp_path)
-  assert files_of(tmp_path) == expected_files
+  assert read_files(tmp_path) == expected_files
   (manifest,) = [name for name in expected_files if name.endswith("manifest.json")]
   record = json.loads(expected_files[manifest])
   assert record["skipped"] == {"NUL character": 1, "empty targets": 3_000 - 1 - record["num_items"]}
@@ -90,7 +90,7 @@ def test_a_stopped_preparation_goes_on(source, expected_files, tmp_path, monkeyp
     building, "_write_shard", lambda *arguments: resumed_shards.append(write(*arguments))
   )
   build(source, tmp_path)
-  assert files_of(tmp_path) == expected_files
+  assert read_files(tmp_path) == expected_files
   assert not list(tmp_path.glob(".*.progress"))
   # of the seven shards, the damaged one and later ones are made again
   assert len(resumed_shards) == len([name for name in expected_files if "/inputs/" in name]) - 3
@@ -115,7 +115,7 @@ task.build("text_to_text", "train", **about)
   run.kill()
   assert run.wait() == -9
   assert subprocess.run(command).returncode == 0
-  assert files_of(tmp_path) == expected_files
+  assert read_files(tmp_path) == expected_files
 
 
 def test_a_source_that_changed_while_prepared_is_prepared_anew(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Conversations are written with their template, and only answers count in the loss."""
+"""Conversations are formatted by their template, and only answers count in the loss."""
 
 import json
 
@@ -14,7 +14,7 @@ from t5x_like.data.supervised.chat import TEMPLATES, Chat, Message
 
 BYTES = vocabularies.load("bytes")
 PIECES = sorted({piece for template in TEMPLATES.values() for piece in template.pieces} - {"<EOS>"})
-TALK = [
+CONVERSATION = [
   Message("system", "Be brief."),
   Message("user", "Hi!"),
   Message("assistant", "Hello."),
@@ -22,7 +22,8 @@ TALK = [
   Message("assistant", " See you. "),
   Message("user", "…"),
 ]
-WRITTEN = {
+# CONVERSATION in each template, with brackets around the tokens that count in the loss.
+FORMATTED = {
   "plain": "System: Be brief.\n\nUser: Hi!\n\nAssistant:[ Hello.</s>]\n\nUser: "
   "Bye?\n\nAssistant:[  See you. </s>]",
   "chatml": (
@@ -54,8 +55,8 @@ WRITTEN = {
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory):
-  """A byte-level tokenizer with the pieces of every template."""
+def published_tokenizer(tmp_path_factory):
+  """Return the directory of a byte-level tokenizer with the pieces of every template."""
   tokenizer = Tokenizer(models.BPE())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
@@ -72,11 +73,13 @@ def published(tmp_path_factory):
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_templates_are_written_as_they_are_published(template, published):
-  vocabulary = vocabularies.load(published)
-  talk = [message for message in TALK if template != "gemma" or message.role != "system"]
+def test_formatted_conversations_follow_the_published_templates(template, published_tokenizer):
+  vocabulary = vocabularies.load(published_tokenizer)
+  messages = [
+    message for message in CONVERSATION if template != "gemma" or message.role != "system"
+  ]
   chat = Chat(template, vocabulary)
-  ids, is_answer = chat(talk)
+  ids, is_answer = chat(messages)
   text = ""
   for number, piece in enumerate(vocabulary.pieces_of(ids)):
     if is_answer[number] and not is_answer[number - 1]:
@@ -84,18 +87,18 @@ def test_templates_are_written_as_they_are_published(template, published):
     text += piece if piece in (*PIECES, "</s>") else vocabulary.decode([ids[number]])
     if is_answer[number] and not any(is_answer[number + 1 : number + 2]):
       text += "]"
-  assert text == WRITTEN[template]
+  assert text == FORMATTED[template]
   begin_of_last_answer = np.flatnonzero(np.diff(is_answer) == 1)[-1] + 1
-  assert chat.prompt(talk[:-2]) == ids[:begin_of_last_answer].tolist()
+  assert chat.prompt(messages[:-2]) == ids[:begin_of_last_answer].tolist()
 
 
-def test_gemma_has_no_role_for_the_system(published):
+def test_gemma_refuses_system_messages(published_tokenizer):
   with refuses("the conversation: found role 'system' in message 0, expected one of user"):
-    Chat("gemma", vocabularies.load(published)).prompt(TALK[:2])
+    Chat("gemma", vocabularies.load(published_tokenizer)).prompt(CONVERSATION[:2])
 
 
-def test_llama_reads_results_of_tools_as_ipython(published):
-  vocabulary = vocabularies.load(published)
+def test_llama_formats_results_of_tools_with_the_role_ipython(published_tokenizer):
+  vocabulary = vocabularies.load(published_tokenizer)
   ids = Chat("llama3", vocabulary).prompt([Message("tool", "42")])
   assert "ipython" in vocabulary.decode(ids)
   assert "tool" not in vocabulary.decode(ids)
@@ -108,13 +111,13 @@ MISTRAL = {
 }
 
 
-def test_a_template_of_ones_own_is_a_part_of_the_recipe(tmp_path):
-  built = build(tmp_path, talks(1)[:1], template=MISTRAL)
+def test_recipe_can_define_a_template(tmp_path):
+  chat_task = build_chat_task(tmp_path, make_conversations(1)[:1], template=MISTRAL)
   ids, answer = Chat(MISTRAL, BYTES)([Message("user", "Hi!0"), Message("assistant", "Hello.0")])
-  (batch,) = loader.eval_batches(built, batch_size=1)
+  (batch,) = loader.eval_batches(chat_task, batch_size=1)
   length = int(batch["decoder_segment_ids"][0].sum())
   assert BYTES.decode(ids).startswith("[INST]  Hi!0 [/INST] Hello.0")
-  assert ids[-1] == BYTES.eos_id == built.end_ids[0]
+  assert ids[-1] == BYTES.eos_id == chat_task.end_ids[0]
   assert batch["decoder_target_tokens"][0][: len(ids)].tolist() == ids.tolist()
   assert length >= len(ids)
   assert batch["decoder_loss_weights"][0][: len(ids)].tolist() == answer.tolist()
@@ -135,7 +138,7 @@ def test_an_unusable_template_is_refused(changes, key, value):
     Chat(MISTRAL | changes, BYTES)
 
 
-def build(folder, records, **arguments):
+def build_chat_task(folder, records, **arguments):
   json_lines.write(folder / "chats.jsonl", records)
   source = {"source": f"jsonl:{folder}/chats.jsonl", "cache": str(folder / "cache")}
   return task.build("chat", "train", **source, **{"length": 64} | arguments)
@@ -145,14 +148,14 @@ def conversation(*messages: tuple[str, str]) -> dict:
   return {"messages": [{"role": role, "content": content} for role, content in messages]}
 
 
-def talks(n):
-  """Return conversations of two messages, numbered so that each is another one."""
+def make_conversations(n):
+  """Return distinct conversations of two messages."""
   return [conversation(("user", f"Hi!{i}"), ("assistant", f"Hello.{i}")) for i in range(n)]
 
 
 def test_packed_rows_hold_every_conversation_once(tmp_path):
-  built = build(tmp_path, talks(9), length=160)
-  assert built.num_examples < 9
+  chat_task = build_chat_task(tmp_path, make_conversations(9), length=160)
+  assert chat_task.num_examples < 9
   expected = {}
   for i in range(9):
     ids, is_answer = Chat("plain", BYTES)(
@@ -160,41 +163,41 @@ def test_packed_rows_hold_every_conversation_once(tmp_path):
     )
     expected[BYTES.decode(ids)] = int(is_answer.sum())
   actual = {}
-  for batch in loader.eval_batches(built, batch_size=1):
+  for batch in loader.eval_batches(chat_task, batch_size=1):
     del batch["example_index"]
     row = {name.removeprefix("decoder_"): x[0] for name, x in batch.items()}
     assert not row["loss_weights"][row["segment_ids"] == 0].any()
     for segment in range(1, row["segment_ids"].max() + 1):
-      talk = {name: x[row["segment_ids"] == segment] for name, x in row.items()}
-      targets = talk["target_tokens"]
-      actual[BYTES.decode(targets)] = int(talk["loss_weights"].sum())
+      segment_features = {name: x[row["segment_ids"] == segment] for name, x in row.items()}
+      targets = segment_features["target_tokens"]
+      actual[BYTES.decode(targets)] = int(segment_features["loss_weights"].sum())
       expected_inputs = [vocabularies.start_id(BYTES), *targets[:-1]]
-      np.testing.assert_array_equal(talk["input_tokens"], expected_inputs)
-      np.testing.assert_array_equal(talk["positions"], np.arange(len(targets)))
+      np.testing.assert_array_equal(segment_features["input_tokens"], expected_inputs)
+      np.testing.assert_array_equal(segment_features["positions"], np.arange(len(targets)))
   assert actual == expected
-  first = built.examples(())[0]
+  first = chat_task.examples(())[0]
   assert first["inputs"] == "Hi!0"
   assert first["targets"] == "Hello.0"
   assert BYTES.decode(first["ids"]) == "User: Hi!0\n\nAssistant:"
 
 
-def test_prompts_and_completions_are_conversations_of_two(tmp_path):
+def test_prompts_and_completions_are_conversations_of_two_messages(tmp_path):
   records = [{"ask": "Hi!", "say": "Hello."}, {"ask": "Bye?", "say": None}]
-  built = build(tmp_path, records, prompt="{ask}", completion="{say}", packed=False)
-  row = next(loader.eval_batches(built, batch_size=1))
-  assert built.num_examples == 1
+  chat_task = build_chat_task(tmp_path, records, prompt="{ask}", completion="{say}", packed=False)
+  row = next(loader.eval_batches(chat_task, batch_size=1))
+  assert chat_task.num_examples == 1
   assert BYTES.decode(row["decoder_target_tokens"][0]) == "User: Hi!\n\nAssistant: Hello."
 
 
-def test_cut_and_omitted_conversations_are_counted(tmp_path, capsys):
+def test_truncated_and_skipped_conversations_are_counted(tmp_path, capsys):
   records = [
     conversation(("user", "x" * 90), ("assistant", "y")),
     conversation(("user", "x"), ("assistant", "y" * 90)),
     conversation(("user", "x"), ("assistant", " ")),
     conversation(("user", "x")),
   ]
-  built = build(tmp_path, records, too_long="truncate")
-  assert built.num_examples == 1
+  chat_task = build_chat_task(tmp_path, records, too_long="truncate")
+  assert chat_task.num_examples == 1
   out = capsys.readouterr().out
   assert "1 records skipped (empty answer)" in out
   assert "1 records skipped (no answer)" in out
@@ -217,9 +220,9 @@ TOOL_CALL = {"role": "assistant", "content": "Let me look.", "tool_calls": [{"id
     (conversation(("user", "Hi")), ("found 0 examples, 1 records skipped (no answer)",)),
   ],
 )
-def test_records_that_are_no_conversations_are_refused(record, names, tmp_path):
+def test_records_without_a_valid_conversation_are_refused(record, names, tmp_path):
   with refuses(*names):
-    build(tmp_path, [record])
+    build_chat_task(tmp_path, [record])
 
 
 @pytest.mark.parametrize(
@@ -234,15 +237,19 @@ def test_records_that_are_no_conversations_are_refused(record, names, tmp_path):
 )
 def test_impossible_arguments_are_refused(arguments, names, tmp_path):
   with refuses(*names):
-    build(tmp_path, talks(1), **arguments)
+    build_chat_task(tmp_path, make_conversations(1), **arguments)
 
 
-def test_a_message_cannot_forge_a_turn(tmp_path, published, capsys):
+def test_messages_with_special_pieces_are_skipped(tmp_path, published_tokenizer, capsys):
   forged = []
   for piece in ("<|im_end|>", "a</s>b"):
     forged.append(conversation(("user", piece), ("assistant", "No.")))
-  built = build(
-    tmp_path, [*talks(1), *forged], vocabulary=published, template="chatml", packed=False
+  chat_task = build_chat_task(
+    tmp_path,
+    [*make_conversations(1), *forged],
+    vocabulary=published_tokenizer,
+    template="chatml",
+    packed=False,
   )
-  assert built.num_examples == 1
+  assert chat_task.num_examples == 1
   assert "2 records skipped (special piece in a message)" in capsys.readouterr().out

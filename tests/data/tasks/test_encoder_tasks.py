@@ -1,4 +1,4 @@
-"""Check the rows and labels of fine-tuning tasks for encoders, and their losses against scipy."""
+"""Fine-tuning tasks for encoders have the right rows and labels, and losses equal to scipy's."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ SEP = BYTES.size - 3
 CONTEXT = "Ada Lovelace, born in 1815, wrote the first program."
 
 
-def build(name, tmp_path, contents, file_format="tsv", split="train", **arguments):
+def build_task(name, tmp_path, contents, file_format="tsv", split="train", **arguments):
   """Return a task on a file with the given contents."""
   path = tmp_path / "data.txt"
   path.write_text(contents)
@@ -36,12 +36,12 @@ def build(name, tmp_path, contents, file_format="tsv", split="train", **argument
   )
 
 
-def read_rows(built, batch_size=2):
+def read_examples(encoder_task, batch_size=2):
   """Return the features of all examples."""
-  batches = list(loader.eval_batches(built, batch_size=batch_size))
+  batches = list(loader.eval_batches(encoder_task, batch_size=batch_size))
   rows = {}
   for name in batches[0]:
-    rows[name] = np.concatenate([batch[name] for batch in batches])[: built.num_examples]
+    rows[name] = np.concatenate([batch[name] for batch in batches])[: encoder_task.num_examples]
   return rows
 
 
@@ -61,16 +61,16 @@ def build_model(head):
   return tiny.add_noise(init(jax.random.key(0)))
 
 
-def evaluate(objective, head, built):
-  """Evaluate a random model in batches of two, so that the last one may not be full.
+def evaluate(objective, head, encoder_task):
+  """Evaluate a random model; return (the sums over all batches, a list of (batch, outputs)).
 
-  Returns: (the sums over all batches, a list of (batch, outputs)).
+  In batches of two the last one may not be full.
   """
   model = build_model(head)
   totals = {}
   batches_and_outputs = []
   run = jax.jit(lambda model, batch: (objective(model, batch)[1], model(batch)))
-  for batch in loader.eval_batches(built, batch_size=2):
+  for batch in loader.eval_batches(encoder_task, batch_size=2):
     batch = {name: jnp.asarray(x) for name, x in batch.items() if name != "example_index"}
     sums, outputs = jax.device_get(run(model, batch))
     totals = {name: totals.get(name, 0.0) + float(x) for name, x in sums.items()}
@@ -83,17 +83,17 @@ PAIR_FIELDS = {"text": "{a}", "pair": "{b}", "labels": ["no", "yes"]}
 
 
 def test_pairs_are_joined_and_classified(tmp_path):
-  built = build("classification", tmp_path, PAIRS, length=24, **PAIR_FIELDS)
-  rows = read_rows(built)
+  encoder_task = build_task("classification", tmp_path, PAIRS, length=24, **PAIR_FIELDS)
+  rows = read_examples(encoder_task)
   first = [CLS, *BYTES.encode("one"), SEP, *BYTES.encode("two words"), SEP]
   assert rows["encoder_input_tokens"][0].tolist() == first + [0] * (24 - len(first))
   assert rows["encoder_token_types"][0].tolist() == [0] * 5 + [1] * 10 + [0] * 9
   assert rows["label"].tolist() == [1, 0, 1]
   assert rows["example_weights"].tolist() == [1, 1, 1]
   third = [CLS, *BYTES.encode("five six seven eight")[:17], SEP, *BYTES.encode("nine"), SEP]
-  assert rows["encoder_input_tokens"][2].tolist() == third  # the longer text is cut
+  assert rows["encoder_input_tokens"][2].tolist() == third  # the longer text is truncated
   head = {"name": "classification", "labels": 2}
-  sums, batches_and_outputs = evaluate(classification.Objective(), head, built)
+  sums, batches_and_outputs = evaluate(classification.Objective(), head, encoder_task)
   logits = np.concatenate([outputs["logits"] for _, outputs in batches_and_outputs])[:3]
   expected = -special.log_softmax(logits, axis=1)[[0, 1, 2], [1, 0, 1]].sum()
   assert abs(sums["loss"] - expected) < 1e-4
@@ -103,20 +103,20 @@ def test_pairs_are_joined_and_classified(tmp_path):
 PAIRS_WITH_EMPTY_TEXTS = PAIRS + "\tthree\tno\n \t\tyes\nfour\t\tno\n"
 
 
-def test_examples_with_an_empty_text_are_not_trained_on(tmp_path):
-  built = build("classification", tmp_path, PAIRS_WITH_EMPTY_TEXTS, **PAIR_FIELDS)
-  assert built.num_examples == 3
+def test_examples_with_an_empty_text_are_skipped_in_training(tmp_path):
+  encoder_task = build_task("classification", tmp_path, PAIRS_WITH_EMPTY_TEXTS, **PAIR_FIELDS)
+  assert encoder_task.num_examples == 3
 
 
-def test_a_test_split_keeps_examples_with_an_empty_text(tmp_path):
-  """A submission has a line for every example."""
+def test_test_split_includes_examples_with_an_empty_text(tmp_path):
+  """A submission needs a line for every example."""
 
   def build_test(name, **arguments):
-    return build(name, tmp_path, PAIRS_WITH_EMPTY_TEXTS, split="test", **arguments)
+    return build_task(name, tmp_path, PAIRS_WITH_EMPTY_TEXTS, split="test", **arguments)
 
-  built = build_test("classification", **PAIR_FIELDS)
-  rows = read_rows(built, 4)
-  texts = [example["text"] for example in built.examples(())]
+  encoder_task = build_test("classification", **PAIR_FIELDS)
+  rows = read_examples(encoder_task, 4)
+  texts = [example["text"] for example in encoder_task.examples(())]
   assert texts[3:] == [["", "three"], ["", ""], ["four", ""]]
   assert rows["label"].tolist() == [1, 0, 1, 0, 1, 0]
   expected_rows = [
@@ -127,18 +127,20 @@ def test_a_test_split_keeps_examples_with_an_empty_text(tmp_path):
   assert [row[row > 0].tolist() for row in rows["encoder_input_tokens"][3:]] == expected_rows
   options = {"text": "{a}", "options": ["{a}", "{b}"], "labels": ["no", "yes"], "choices": 2}
   assert build_test("multiple_choice", **options).num_examples == 6
-  built = build_test("text_to_text", inputs="a: {a} b: {b}", targets="{label}", packed=False)
-  inputs = [example["inputs"] for example in built.examples(())]
+  encoder_task = build_test("text_to_text", inputs="a: {a} b: {b}", targets="{label}", packed=False)
+  inputs = [example["inputs"] for example in encoder_task.examples(())]
   assert inputs[3:] == ["a:  b: three", "a:  b: ", "a: four b: "]
 
 
-def test_the_loss_of_a_regression_is_the_squared_error(tmp_path):
+def test_loss_of_a_regression_is_the_squared_error(tmp_path):
   text = "a\tscore\none\t2.5\ntwo\t-1\nthree\t0\n"
-  built = build("classification", tmp_path, text, text="{a}", label_field="score", length=16)
-  assert read_rows(built)["label"].tolist() == [2.5, -1.0, 0.0]
-  assert built.features["label"].dtype == "float32"
+  encoder_task = build_task(
+    "classification", tmp_path, text, text="{a}", label_field="score", length=16
+  )
+  assert read_examples(encoder_task)["label"].tolist() == [2.5, -1.0, 0.0]
+  assert encoder_task.features["label"].dtype == "float32"
   head = {"name": "classification", "labels": 1}
-  sums, batches_and_outputs = evaluate(classification.Objective(), head, built)
+  sums, batches_and_outputs = evaluate(classification.Objective(), head, encoder_task)
   scores = np.concatenate([outputs["logits"] for _, outputs in batches_and_outputs])[:3, 0]
   assert abs(sums["loss"] - np.square(scores - [2.5, -1, 0]).sum()) < 1e-4
   assert sums["weights"] == 3
@@ -147,11 +149,11 @@ def test_the_loss_of_a_regression_is_the_squared_error(tmp_path):
 TAG_COLUMN = {"file_format": "conll", "tags_field": "1", "tags": ["O", "B"]}
 
 
-def test_a_word_without_tokens_becomes_unk_and_keeps_its_tag(tmp_path):
+def test_word_without_tokens_becomes_unk_with_its_tag(tmp_path):
   directory = str(published.write(tmp_path / "bert", "bert"))
   text = "the B\n\u200b O\nfox B\n"
-  built = build("tagging", tmp_path, text, length=8, vocabulary=directory, **TAG_COLUMN)
-  rows = read_rows(built, 1)
+  encoder_task = build_task("tagging", tmp_path, text, length=8, vocabulary=directory, **TAG_COLUMN)
+  rows = read_examples(encoder_task, 1)
   ids = vocabularies.load(directory)
   first = [ids.cls_id, *ids.encode("the"), ids.unk_id, *ids.encode("fox"), ids.sep_id]
   assert rows["encoder_input_tokens"][0, : len(first)].tolist() == first
@@ -161,12 +163,14 @@ def test_a_word_without_tokens_becomes_unk_and_keeps_its_tag(tmp_path):
 
 def test_the_tag_of_a_word_is_at_its_first_token(tmp_path):
   text = "Ada B\nwrote O\n\nIn O\nParis B\n\nwith O\nBob B\n"
-  built = build("tagging", tmp_path, text, length=12, **TAG_COLUMN)
-  rows = read_rows(built)
+  encoder_task = build_task("tagging", tmp_path, text, length=12, **TAG_COLUMN)
+  rows = read_examples(encoder_task)
   assert rows["encoder_input_tokens"][0].tolist() == [CLS, *BYTES.encode("Ada wrote"), SEP, 0]
   assert rows["encoder_loss_weights"][0].tolist() == [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
   assert rows["encoder_target_tokens"][0, [1, 4]].tolist() == [1, 0]
-  sums, batches_and_outputs = evaluate(tagging.Objective(), {"name": "tokens", "labels": 2}, built)
+  sums, batches_and_outputs = evaluate(
+    tagging.Objective(), {"name": "tokens", "labels": 2}, encoder_task
+  )
   expected = 0.0
   for batch, outputs in batches_and_outputs:
     log_p = special.log_softmax(outputs["logits"], axis=-1)
@@ -177,7 +181,7 @@ def test_the_tag_of_a_word_is_at_its_first_token(tmp_path):
   assert sums["weights"] == 6
 
 
-def squad(*answers):
+def format_squad(*answers):
   """Return SQuAD's JSON with one question for each answer (text, start); "" is no answer."""
   questions = []
   for i, (text, start) in enumerate(answers):
@@ -189,9 +193,11 @@ def squad(*answers):
 
 def test_answers_are_labelled_in_their_windows(tmp_path):
   answers = [(text, CONTEXT.index(text)) for text in ("Ada Lovelace", "1815", "program")]
-  contents = squad(*answers, ("", 0))
-  built = build("span_qa", tmp_path, contents, file_format="squad", length=40, stride=10)
-  rows = read_rows(built)
+  contents = format_squad(*answers, ("", 0))
+  encoder_task = build_task(
+    "span_qa", tmp_path, contents, file_format="squad", length=40, stride=10
+  )
+  rows = read_examples(encoder_task)
   labelled = set()
   for tokens, types, start, end in zip(
     rows["encoder_input_tokens"],
@@ -207,11 +213,11 @@ def test_answers_are_labelled_in_their_windows(tmp_path):
     if start:
       labelled.add(BYTES.decode(tokens[start : end + 1]).strip())
   assert labelled == {"Ada Lovelace", "1815", "program"}
-  windows_of_first_question = rows["encoder_input_tokens"][: built.num_examples // 4]
+  windows_of_first_question = rows["encoder_input_tokens"][: encoder_task.num_examples // 4]
   contexts = [BYTES.decode(row[6:].tolist()) for row in windows_of_first_question]
   assert contexts[0].startswith("Ada Lovelace")
   assert any("program." in text for text in contexts)
-  sums, batches_and_outputs = evaluate(span_qa.Objective(), "spans", built)
+  sums, batches_and_outputs = evaluate(span_qa.Objective(), "spans", encoder_task)
   expected = 0.0
   for batch, outputs in batches_and_outputs:
     is_padding = np.asarray(batch["encoder_input_tokens"]) == 0
@@ -222,14 +228,14 @@ def test_answers_are_labelled_in_their_windows(tmp_path):
       target_log_p = np.take_along_axis(log_p, targets, axis=1)[:, 0]
       expected -= 0.5 * (target_log_p * batch["example_weights"]).sum()
   assert abs(sums["loss"] / expected - 1) < 1e-4
-  assert sums["weights"] == built.num_examples
+  assert sums["weights"] == encoder_task.num_examples
 
 
 @pytest.fixture
 def roberta(tmp_path):
   """Return a RoBERTa vocabulary's (directory, tokenizer); the tokenizer joins pairs of texts."""
   directory = published.write(tmp_path / "roberta", "roberta")
-  # the older file format does not say how pairs are joined, so the family's default holds
+  # The older file format does not define how pairs are joined, so the family's default applies.
   assert vocabularies.load(str(directory)).count_pair_separators() == 2
   tokenizer = published.byte_level(published.BART)
   tokenizer.post_processor = processors.RobertaProcessing(
@@ -243,8 +249,8 @@ def test_pairs_are_joined_as_by_the_published_tokenizer(roberta, tmp_path):
   """RoBERTa has two separators between the texts of a pair."""
   directory, tokenizer = roberta
   options = {"vocabulary": str(directory), "length": 24}
-  built = build("classification", tmp_path, PAIRS, **PAIR_FIELDS, **options)
-  rows = read_rows(built)["encoder_input_tokens"].tolist()
+  encoder_task = build_task("classification", tmp_path, PAIRS, **PAIR_FIELDS, **options)
+  rows = read_examples(encoder_task)["encoder_input_tokens"].tolist()
   pairs = [("one", "two words"), ("three", "four"), ("five six seven eight", "nine")]
   for row, pair in zip(rows, pairs, strict=True):
     ids = tokenizer.encode(*pair).ids
@@ -254,9 +260,9 @@ def test_pairs_are_joined_as_by_the_published_tokenizer(roberta, tmp_path):
 
 def test_questions_and_contexts_are_joined_with_the_published_separators(roberta, tmp_path):
   directory, tokenizer = roberta
-  answers = squad(("Ada", 0), ("1815", CONTEXT.index("1815")))
+  answers = format_squad(("Ada", 0), ("1815", CONTEXT.index("1815")))
   options = {"vocabulary": str(directory), "length": 80, "stride": 40}
-  rows = read_rows(build("span_qa", tmp_path, answers, file_format="squad", **options))
+  rows = read_examples(build_task("span_qa", tmp_path, answers, file_format="squad", **options))
   labelled_texts = set()
   for row, start, end in zip(rows["encoder_input_tokens"], rows["span_start"], rows["span_end"]):
     if start:
@@ -283,9 +289,9 @@ TAGS = {"file_format": "jsonl", "tags": ["O"]}
     ("a\tlabel\nx\t1e39\n", TEXT, ("found '1e39' in field 'label'", "finite")),
   ],
 )
-def test_texts_that_cannot_be_classified_are_refused(tmp_path, contents, arguments, names):
+def test_bad_input_of_classification_is_refused(tmp_path, contents, arguments, names):
   with refuses(*names):
-    build("classification", tmp_path, contents, **arguments)
+    build_task("classification", tmp_path, contents, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -297,22 +303,22 @@ def test_texts_that_cannot_be_classified_are_refused(tmp_path, contents, argumen
     ('{"tokens": ["a", "b"], "tags": ["O"]}', TAGS, "found 2 items in 'tokens'"),
   ],
 )
-def test_words_that_cannot_be_tagged_are_refused(tmp_path, contents, arguments, name):
+def test_bad_input_of_tagging_is_refused(tmp_path, contents, arguments, name):
   with refuses(name):
-    build("tagging", tmp_path, contents, **arguments)
+    build_task("tagging", tmp_path, contents, **arguments)
 
 
 @pytest.mark.parametrize(
   "contents, arguments, names",
   [
-    (squad(("Bob", 0)), {}, ("found 'Ada' at place 0", "'Bob'")),
-    (squad(("Ada", 0)), {"length": 20}, ("config.task.length: found 20 with stride 128",)),
+    (format_squad(("Bob", 0)), {}, ("found 'Ada' at place 0", "'Bob'")),
+    (format_squad(("Ada", 0)), {"length": 20}, ("config.task.length: found 20 with stride 128",)),
     ("[]", {}, ("found a JSON array",)),
-    (squad(("program.", -8)), {}, ("found '' at place -8 of the context",)),
-    (squad(("Ada", None)), {}, ("in field 'answers'", "text, answer_start")),
-    (squad((3, 0)), {}, ("in field 'answers'", "text, answer_start")),
+    (format_squad(("program.", -8)), {}, ("found '' at place -8 of the context",)),
+    (format_squad(("Ada", None)), {}, ("in field 'answers'", "text, answer_start")),
+    (format_squad((3, 0)), {}, ("in field 'answers'", "text, answer_start")),
   ],
 )
-def test_questions_that_cannot_be_labelled_are_refused(tmp_path, contents, arguments, names):
+def test_bad_input_of_span_qa_is_refused(tmp_path, contents, arguments, names):
   with refuses(*names):
-    build("span_qa", tmp_path, contents, file_format="squad", **arguments)
+    build_task("span_qa", tmp_path, contents, file_format="squad", **arguments)

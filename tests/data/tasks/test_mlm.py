@@ -1,4 +1,4 @@
-"""Rows of masked language modelling follow their format, with exact shares of next sentences."""
+"""Rows of masked language modelling follow their format and have exact rates of next sentences."""
 
 import sys
 
@@ -19,12 +19,12 @@ CLS = special_id(VOCABULARY, "cls")
 SEP = special_id(VOCABULARY, "sep")
 STOP = ord(".") + 3
 SPACE = ord(" ") + 3
-FIRST = 70
+FIRST = 70  # the id of the first document's letter
 DOCUMENTS = 60
 
 
 def document(number, size):
-  """Return sentences ` xxxxx.` of seven tokens, whose letter tells the document."""
+  """Return sentences ` xxxxx.` of seven tokens, whose letter identifies the document."""
   letter = FIRST + number
   return np.array(([SPACE] + [letter] * 5 + [STOP]) * (size // 7 + 1), np.int32)[:size]
 
@@ -50,32 +50,33 @@ def write_store(path, sizes, append_eos=False):
   return str(path)
 
 
-def batch(store, rows, start=0, **arguments):
-  """Return (task, features) of the examples from `start`, which may go on into further epochs."""
-  built_task = task.build("mlm", "train", store=store, **{"packed": False} | arguments)
+def read_rows(store, rows, start=0, **arguments):
+  """Return (task, features) of consecutive examples from `start`, also of later epochs."""
+  mlm_task = task.build("mlm", "train", store=store, **{"packed": False} | arguments)
   index = np.arange(start, start + rows)
-  out = built_task.batch(
-    tf.constant(index % built_task.num_examples), tf.constant(index // built_task.num_examples), 0
-  )
-  return built_task, {name: x.numpy() for name, x in out.items()}
+  index_in_epoch = tf.constant(index % mlm_task.num_examples)
+  epoch = tf.constant(index // mlm_task.num_examples)
+  features = mlm_task.batch(index_in_epoch, epoch, 0)
+  return mlm_task, {name: x.numpy() for name, x in features.items()}
 
 
 def unmask(out):
-  """Return the tokens of rows before they were masked."""
+  """Return the tokens of rows before masking."""
   return np.where(
     out["encoder_loss_weights"] > 0, out["encoder_target_tokens"], out["encoder_input_tokens"]
   )
 
 
 def letters(tokens):
+  """Return the set of letters among some tokens."""
   return {int(t) for t in tokens if t >= FIRST and t < FIRST + DOCUMENTS}
 
 
 @pytest.mark.parametrize("input_format", ["segment_pair", "sentence_pair"])
-def test_pairs_follow_each_other_exactly_where_the_label_says_so(store, input_format):
-  """A second segment that does not follow is drawn from any other document equally often."""
+def test_label_states_whether_the_second_segment_follows_the_first(store, input_format):
+  """A second segment that does not follow is drawn from all other documents equally often."""
   rows = 2000
-  mlm_task, out = batch(store, rows, length=64, input_format=input_format)
+  mlm_task, out = read_rows(store, rows, length=64, input_format=input_format)
   tokens = unmask(out)
   types = out["encoder_token_types"]
   label = out["next_sentence_label"]
@@ -109,9 +110,9 @@ def test_pairs_follow_each_other_exactly_where_the_label_says_so(store, input_fo
       assert (b[:-1] == STOP).sum() == 0
   assert_share(label.sum(), rows, 0.5)
   assert not np.diag(counts_AB).any()
-  # The chance of a document does not depend on its length.
-  chance_of_each = counts_AB.sum(axis=1, keepdims=True) / (DOCUMENTS - 1)
-  expected_AB = chance_of_each * (1 - np.eye(DOCUMENTS))
+  # The probability of a document does not depend on its length.
+  expected_per_document = counts_AB.sum(axis=1, keepdims=True) / (DOCUMENTS - 1)
+  expected_AB = expected_per_document * (1 - np.eye(DOCUMENTS))
   assert_fits(counts_AB.sum(axis=0), expected_AB.sum(axis=0))
 
 
@@ -126,11 +127,11 @@ def test_pairs_follow_each_other_exactly_where_the_label_says_so(store, input_fo
   ],
   ids=["two", "two, one tiny", "one huge", "all tiny", "one sentence each"],
 )
-def test_half_of_the_pairs_follow_and_how_b_begins_does_not_tell_which(
+def test_half_of_the_second_segments_follow_and_begin_like_the_others(
   tmp_path, sizes, input_format
 ):
   rows = 6000
-  _, out = batch(write_store(tmp_path, sizes), rows, length=67, input_format=input_format)
+  _, out = read_rows(write_store(tmp_path, sizes), rows, length=67, input_format=input_format)
   tokens = unmask(out)
   label = out["next_sentence_label"]
   assert_share(label.sum(), rows, 0.5)
@@ -147,12 +148,12 @@ def test_half_of_the_pairs_follow_and_how_b_begins_does_not_tell_which(
     assert begins[label == next_label].mean() == pytest.approx(float(max(sizes) > 7), abs=0.015)
 
 
-def test_a_tenth_of_the_segment_pairs_are_short_and_of_any_size(tmp_path):
+def test_a_tenth_of_segment_pairs_are_short_with_uniform_sizes(tmp_path):
   T = 64
   store = write_store(tmp_path, [T * 40] * 3)  # no chunk ends with its document
 
   def sizes(rows, **arguments):
-    _, out = batch(
+    _, out = read_rows(
       store, rows, length=T + 3, input_format="segment_pair", random_next=0.0, **arguments
     )
     assert not out["next_sentence_label"].any()
@@ -165,12 +166,11 @@ def test_a_tenth_of_the_segment_pairs_are_short_and_of_any_size(tmp_path):
 
 
 @pytest.mark.parametrize("input_format", ["segment_pair", "sentence_pair"])
-def test_half_of_the_pairs_change_places(store, input_format):
-  """Sentence order prediction labels the pairs whose segments are exchanged."""
+def test_sentence_order_prediction_swaps_half_of_the_pairs(store, input_format):
   arguments = dict(length=64, input_format=input_format, random_next=0.0)
   rows = 2000
-  _, plain = batch(store, rows, **arguments, swapped=0.0)
-  _, swapped = batch(store, rows, **arguments, swapped=0.5)
+  _, plain = read_rows(store, rows, **arguments, swapped=0.0)
+  _, swapped = read_rows(store, rows, **arguments, swapped=0.5)
   label = swapped["next_sentence_label"]
   changed_rows = 0
   assert_share(label.sum(), rows, 0.5)
@@ -191,10 +191,10 @@ def split_segments(row) -> tuple[list[int], list[int]]:
   return row[1:first_end].tolist(), row[first_end + 1 : second_end].tolist()
 
 
-def test_packed_pairs_change_places_too(store):
+def test_sentence_order_prediction_swaps_half_of_packed_pairs(store):
   arguments = dict(length=64, input_format="segment_pair", random_next=0.0, packed=True)
-  _, plain = batch(store, 200, **arguments, swapped=0.0)
-  _, swapped = batch(store, 200, **arguments, swapped=0.5)
+  _, plain = read_rows(store, 200, **arguments, swapped=0.0)
+  _, swapped = read_rows(store, 200, **arguments, swapped=0.5)
   cls_positions = swapped["encoder_cls_positions"]
   is_pair = (cls_positions > 0) | (np.arange(cls_positions.shape[1]) == 0)
   assert 0.35 < swapped["next_sentence_label"][is_pair].mean() < 0.65
@@ -204,9 +204,9 @@ def test_packed_pairs_change_places_too(store):
 
 
 def test_full_sentences_have_every_token_once(store):
-  built_task = task.build("mlm", "train", store=store, length=64)
-  rows = built_task.num_examples
-  out = batch(store, rows, length=64)[1]
+  mlm_task = task.build("mlm", "train", store=store, length=64)
+  rows = mlm_task.num_examples
+  out = read_rows(store, rows, length=64)[1]
   tokens = unmask(out)
   assert (tokens[:, 0] == CLS).all()
   text = []
@@ -223,8 +223,8 @@ def test_full_sentences_have_every_token_once(store):
   assert sentence_begins > 0.5  # sentences have seven tokens, of which four are searched
 
 
-def test_doc_sentences_are_of_one_document(store):
-  tokens = unmask(batch(store, 600, length=64, input_format="doc_sentences")[1])
+def test_rows_of_doc_sentences_have_one_document_each(store):
+  tokens = unmask(read_rows(store, 600, length=64, input_format="doc_sentences")[1])
   letters_of_rows = [letters(row) for row in tokens]
   assert all(len(row_letters) == 1 for row_letters in letters_of_rows)
   assert len(set.union(*letters_of_rows)) >= DOCUMENTS - 3
@@ -235,9 +235,9 @@ def test_doc_sentences_are_of_one_document(store):
 def test_static_masks_repeat_and_dynamic_ones_do_not(store):
   def masked_rows(number, **arguments):
     """Return the inputs of 20 rows in an epoch."""
-    built = task.build("mlm", "train", store=store, length=64, **arguments)
+    mlm_task = task.build("mlm", "train", store=store, length=64, **arguments)
     epoch_B = tf.fill([20], tf.constant(number, tf.int64))
-    out = built.batch(tf.range(20, dtype=tf.int64), epoch_B, 0)
+    out = mlm_task.batch(tf.range(20, dtype=tf.int64), epoch_B, 0)
     return out["encoder_input_tokens"].numpy().tobytes()
 
   static = [masked_rows(epoch, static_copies=10) for epoch in range(12)]
@@ -248,21 +248,21 @@ def test_static_masks_repeat_and_dynamic_ones_do_not(store):
 
 
 def mark_ends(vocabulary):
-  """Mark the ids that end sentences: a sentence rule of a user's."""
+  """Return a mask of the ids that end sentences, as a user's sentence rule does."""
   return np.isin(np.arange(vocabulary.size), ENDS)
 
 
 ENDS = [STOP]
 
 
-def test_the_fingerprint_has_the_ids_that_a_rule_marks(store, monkeypatch):
-  """A run must not resume on other sentences after its rule was edited."""
+def test_fingerprint_changes_with_the_ids_that_a_sentence_rule_marks(store, monkeypatch):
+  """A run whose rule was edited must not resume on other sentences."""
   rule = f"{__name__}:mark_ends"
   trust.admit(rule)
 
   def fingerprints(name):
-    built = task.build(name, "train", store=store, length=64, sentence_rule=rule)
-    return built.fingerprint, built.numbering
+    mlm_task = task.build(name, "train", store=store, length=64, sentence_rule=rule)
+    return mlm_task.fingerprint, mlm_task.numbering
 
   mlm = fingerprints("mlm")
   bart = fingerprints("bart")
@@ -301,5 +301,5 @@ def test_next_sentences_need_a_second_document(tmp_path):
 @pytest.mark.parametrize("packed", [False, True])
 def test_sentence_order_needs_no_second_document(packed, tmp_path):
   arguments = dict(length=64, input_format="segment_pair", random_next=0.0, swapped=0.5)
-  _, out = batch(write_store(tmp_path, [400]), 8, packed=packed, **arguments)
+  _, out = read_rows(write_store(tmp_path, [400]), 8, packed=packed, **arguments)
   assert letters(unmask(out).reshape(-1)) == {FIRST}

@@ -1,4 +1,4 @@
-"""The label of an answer is the shortest run of tokens that covers it, in any vocabulary."""
+"""An answer is labelled with the shortest span of tokens that covers it, in any vocabulary."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ KINDS = ("uncased", "cased", "bytelevel_bpe", "sentencepiece", "bytes")
 
 
 @functools.cache
-def vocabulary(kind: str):
+def train_vocabulary_of_kind(kind: str):
   if kind == "bytes":
     return vocabularies.load("bytes")
   if kind == "sentencepiece":
@@ -35,9 +35,9 @@ def vocabulary(kind: str):
   )
 
 
-def spell_label(context: str, answer: str, begin: int, kind: str) -> str:
-  """Return the text of an answer's label in its context, as evaluations read it."""
-  contexts = Contexts(vocabulary(kind))
+def label_text(context: str, answer: str, begin: int, kind: str) -> str:
+  """Return the text that an answer's label covers in its context, as evaluations read it."""
+  contexts = Contexts(train_vocabulary_of_kind(kind))
   start, end = contexts.locate(context, answer, begin, "here")
   spans_n2 = contexts(context).spans
   return context[spans_n2[start, 0] : spans_n2[end, 1]]
@@ -64,24 +64,24 @@ CASES = {
 
 @pytest.mark.parametrize("kind", ["uncased", "cased"])
 @pytest.mark.parametrize("case", CASES)
-def test_word_pieces_restore_the_answer_without_what_stands_next_to_it(case, kind):
+def test_label_of_word_pieces_covers_only_the_answer(case, kind):
   context, answer = CASES[case]
-  assert spell_label(context, answer, context.index(answer), kind) == answer.strip()
+  assert label_text(context, answer, context.index(answer), kind) == answer.strip()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_annotated_one_of_several_occurrences_is_the_label(kind):
-  contexts = Contexts(vocabulary(kind))
+def test_label_is_the_annotated_occurrence_among_several(kind):
+  contexts = Contexts(train_vocabulary_of_kind(kind))
   context = "Ada, Bob, Ada, Bob and Ada."
-  starts = [place for place in range(len(context)) if context.startswith("Ada", place)]
+  starts = [start for start in range(len(context)) if context.startswith("Ada", start)]
   labels = [contexts.locate(context, "Ada", start, "here")[0] for start in starts]
   spans_n2 = contexts(context).spans
   assert [spans_n2[label, 0] for label in labels] == starts
 
 
-def test_a_word_that_the_vocabulary_drops_has_no_token():
-  """As in `run_squad.py`; an answer of nothing else is placed at the next one."""
-  contexts = Contexts(vocabulary("uncased"))
+def test_words_that_the_vocabulary_drops_have_no_token():
+  """As in `run_squad.py`. An answer of such a word is labelled at a neighbouring token."""
+  contexts = Contexts(train_vocabulary_of_kind("uncased"))
   text = "Ada \u200b met \ufeff\u200e Dan \u200d"
   context = contexts(text)
   assert context.tokens.tolist() == contexts("Ada met Dan").tokens.tolist()
@@ -94,12 +94,12 @@ def test_a_word_that_the_vocabulary_drops_has_no_token():
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_within_a_token_is_covered(kind):
   context = "It was in 2015 in Denver"
-  label_text = spell_label(context, "01", context.index("2015") + 1, kind)
-  assert "01" in label_text
-  assert label_text in "2015"
+  text = label_text(context, "01", context.index("2015") + 1, kind)
+  assert "01" in text
+  assert text in "2015"
 
 
-# name: the context, the answer that is annotated at its first occurrence, and the label's start
+# name: (the context, the answer that is annotated at its first occurrence, the start of the label)
 MISPLACED = {
   "digits of a year": ("Finished in 2015, it is set 20 years after, and 20 miles off.", "20", 28),
   "letters of a word": ("The Westwood crew won two of ten.", "two", 22),
@@ -110,8 +110,8 @@ MISPLACED = {
 
 
 @pytest.mark.parametrize("case", MISPLACED)
-def test_an_answer_placed_within_another_word_is_taken_where_it_stands_alone(case):
-  """Of several places the nearest; where there is none, the token around the annotated place."""
+def test_answer_annotated_inside_another_word_is_labelled_at_a_whole_word(case):
+  """The nearest whole word is chosen; without one, the token around the annotated position."""
   context, answer, expected = MISPLACED[case]
   start = context.lower().index(answer)
   lines = [context.encode() for context, *_ in MISPLACED.values()] * 50
@@ -132,19 +132,19 @@ LETTERS = "abcXYZ09éßŁİﬁ日本,.;-—'\"()$“”☃\u0301\u200b"
   st.sampled_from(KINDS),
   st.lists(st.text(LETTERS, min_size=1, max_size=6), min_size=1, max_size=6),
 )
-def test_the_label_restores_every_run_of_whole_tokens(data, kind, words):
+def test_label_covers_exactly_every_span_of_whole_tokens(data, kind, words):
   context = " ".join(words)
-  spans = Contexts(vocabulary(kind))(context).spans.tolist()
+  spans = Contexts(train_vocabulary_of_kind(kind))(context).spans.tolist()
   first = data.draw(st.integers(0, len(spans) - 1))
   last = data.draw(st.integers(first, len(spans) - 1))
   begin = spans[first][0]
   end = spans[last][1]
   answer = context[begin:end]
   if answer.strip() and answer == answer.strip():
-    assert spell_label(context, answer, begin, kind) == answer
+    assert label_text(context, answer, begin, kind) == answer
 
 
-def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
+def test_every_window_with_the_whole_answer_is_labelled(tmp_path):
   context = "Zoe met Ada, and Bob, and Cyd, then Dan: all on one long day in Denver."
   answer_start = context.index("Dan")
   answer_end = answer_start + len("Dan")
@@ -154,8 +154,8 @@ def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
     "answers": [{"text": "Dan", "answer_start": answer_start}],
   }
   (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n")
-  vocabulary("uncased").save(tmp_path / "vocabulary")
-  built = task.build(
+  train_vocabulary_of_kind("uncased").save(tmp_path / "vocabulary")
+  qa_task = task.build(
     "span_qa",
     "train",
     source=f"jsonl:train={tmp_path}/q.jsonl",
@@ -164,8 +164,8 @@ def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
     stride=4,
     cache=str(tmp_path),
   )
-  (batch,) = loader.eval_batches(built, batch_size=built.num_examples)
-  windows = built.examples(())
+  (batch,) = loader.eval_batches(qa_task, batch_size=qa_task.num_examples)
+  windows = qa_task.examples(())
   windows_with_answer = 0
   assert len(windows) > 3
   for window, start, end in zip(windows, batch["span_start"], batch["span_end"]):
@@ -181,25 +181,25 @@ def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
 
 
 @pytest.mark.parametrize("split, questions", [("train", [0]), ("validation", [0, 1])])
-def test_an_empty_question_is_not_learned_but_evaluated(split, questions, tmp_path):
+def test_empty_questions_are_skipped_in_training_only(split, questions, tmp_path):
   record = {"context": "Ada met Dan.", "answers": [{"text": "Dan", "answer_start": 8}]}
   lines = [json.dumps(record | {"question": question}) for question in ("Who?", "  ")]
   (tmp_path / "q.jsonl").write_text("\n".join(lines) + "\n")
   source = {"source": f"jsonl:{split}={tmp_path}/q.jsonl", "cache": str(tmp_path)}
-  built = task.build("span_qa", split, vocabulary="bytes", length=32, stride=4, **source)
-  assert [window["question"] for window in built.examples(())] == questions
-  (batch,) = loader.eval_batches(built, batch_size=len(questions))
-  for window, start, end in zip(built.examples(()), batch["span_start"], batch["span_end"]):
+  qa_task = task.build("span_qa", split, vocabulary="bytes", length=32, stride=4, **source)
+  assert [window["question"] for window in qa_task.examples(())] == questions
+  (batch,) = loader.eval_batches(qa_task, batch_size=len(questions))
+  for window, start, end in zip(qa_task.examples(()), batch["span_start"], batch["span_end"]):
     spans_n2 = window["spans"][start - window["first"] : end - window["first"] + 1]
     assert window["context"][spans_n2[0, 0] : spans_n2[-1, 1]] == "Dan"
 
 
 @pytest.mark.parametrize("tokens, room, stride", [(20, 8, 3), (9, 8, 8), (30, 10, 1), (5, 8, 4)])
-def test_each_token_counts_in_the_window_with_most_context(tokens, room, stride):
+def test_each_token_belongs_to_the_window_with_most_context(tokens, room, stride):
   begins = range(0, max(tokens - room, 0) + stride, stride) if tokens > room else [0]
   windows = [slice(begin, begin + room) for begin in begins]
   owner = window_with_most_context(windows, tokens)
-  for token in range(tokens):  # as `_check_is_max_context` of run_squad.py has it
+  for token in range(tokens):  # `_check_is_max_context` of run_squad.py
     scores = []
     for window in windows:
       length = min(window.stop, tokens) - window.start

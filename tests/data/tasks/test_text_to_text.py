@@ -1,4 +1,4 @@
-"""Text-to-text tasks make packed features of every row once, and refuse bad rows in one line."""
+"""Text-to-text tasks pack every record once per epoch, and refuse bad records in one line."""
 
 import collections
 import os
@@ -23,6 +23,7 @@ from t5x_like.nn.dims import Dims
 from t5x_like.objectives.encoder_decoder import Objective
 
 WORDS = "ten green bottles stood upon a wall and one of them fell".split()
+# Sixty distinct pairs of a source and a target.
 PAIRS = [(" ".join(WORDS[: 1 + i % 7]) + f" {i}", " ".join(WORDS[-1 - i % 5 :])) for i in range(60)]
 BYTES = vocabularies.load("bytes")
 
@@ -34,7 +35,7 @@ def tsv(tmp_path):
   return path
 
 
-def build(tmp_path, source, /, **changes):
+def build_task(tmp_path, source, /, **changes):
   defaults = {
     "source": f"tsv:{source}" if isinstance(source, pathlib.Path) else source,
     "inputs": "say: {source}",
@@ -46,13 +47,13 @@ def build(tmp_path, source, /, **changes):
   return task.build("text_to_text", "train", **defaults | changes)
 
 
-def read_epoch(built, seed=1):
+def read_epoch(text_task, seed=1):
   """Return the rows of one epoch of training."""
-  return next(loader.train_batches(built, batch_size=built.num_examples, seed=seed))
+  return next(loader.train_batches(text_task, batch_size=text_task.num_examples, seed=seed))
 
 
 def decode_pairs(features):
-  """Return (inputs, targets) as text of every segment of packed encoder-decoder rows."""
+  """Return the texts (inputs, targets) of every segment of packed encoder-decoder rows."""
   pairs = []
   for row in range(len(features["encoder_input_tokens"])):
     encoder_segments = features["encoder_segment_ids"][row]
@@ -70,10 +71,12 @@ def decode_pairs(features):
 EXPECTED = sorted((f"say: {a}", b) for a, b in PAIRS)
 
 
-def test_targets_are_encoded_by_the_model_of_targets(tmp_path, tsv):
+def test_targets_are_encoded_by_marians_target_model(tmp_path, tsv):
   directory = published.marian(tmp_path / "marian")
-  built = build(tmp_path, tsv, vocabulary=str(directory), targets="{target} FOX", packed=False)
-  rows = read_epoch(built)
+  text_task = build_task(
+    tmp_path, tsv, vocabulary=str(directory), targets="{target} FOX", packed=False
+  )
+  rows = read_epoch(text_task)
   vocabulary = vocabularies.load(str(directory))
   inputs = {tuple(ids[ids != vocabulary.pad_id]) for ids in rows["encoder_input_tokens"]}
   assert inputs == {(*vocabulary.encode(f"say: {source}"), 0) for source, _ in PAIRS}
@@ -96,8 +99,8 @@ def test_rows_are_packed_as_in_seqios_documentation(tmp_path):
   lengths = {"inputs_length": 10, "targets_length": 7}
   vocabulary = str(tmp_path / "tokenizer.json")
   source = f"jsonl:{tmp_path}/rows.jsonl"
-  built = build(tmp_path, source, vocabulary=vocabulary, **templates, **lengths)
-  row = read_epoch(built, seed=0)
+  text_task = build_task(tmp_path, source, vocabulary=vocabulary, **templates, **lengths)
+  row = read_epoch(text_task, seed=0)
   assert {name: "".join(str(int(x)) for x in values[0]) for name, values in row.items()} == {
     "encoder_input_tokens": "7851849310",
     "encoder_segment_ids": "1111222220",
@@ -111,16 +114,16 @@ def test_rows_are_packed_as_in_seqios_documentation(tmp_path):
 
 
 def test_an_epoch_has_every_pair_once_in_packed_rows(tmp_path, tsv):
-  built = build(tmp_path, tsv)
-  features = read_epoch(built)
-  assert built.num_examples < 30
+  text_task = build_task(tmp_path, tsv)
+  features = read_epoch(text_task)
+  assert text_task.num_examples < 30
   assert decode_pairs(features) == EXPECTED
-  features_of_another_seed = read_epoch(built, seed=2)["encoder_input_tokens"]
+  features_of_another_seed = read_epoch(text_task, seed=2)["encoder_input_tokens"]
   assert not np.array_equal(features_of_another_seed, features["encoder_input_tokens"])
 
 
-def test_an_epoch_has_every_pair_once_in_rows_of_their_own(tmp_path, tsv):
-  features = read_epoch(build(tmp_path, tsv, packed=False))
+def test_an_epoch_has_every_pair_once_in_unpacked_rows(tmp_path, tsv):
+  features = read_epoch(build_task(tmp_path, tsv, packed=False))
   assert "encoder_segment_ids" not in features
   inputs = [BYTES.decode(row) for row in features["encoder_input_tokens"]]
   targets = [BYTES.decode(row) for row in features["decoder_target_tokens"]]
@@ -128,20 +131,20 @@ def test_an_epoch_has_every_pair_once_in_rows_of_their_own(tmp_path, tsv):
 
 
 def test_a_source_is_tokenised_once_for_all_lengths(tmp_path, tsv, capsys):
-  first = build(tmp_path, tsv)
+  first = build_task(tmp_path, tsv)
   assert "prepared 60" in capsys.readouterr().out
-  assert build(tmp_path, tsv, inputs_length=128).fingerprint != first.fingerprint
+  assert build_task(tmp_path, tsv, inputs_length=128).fingerprint != first.fingerprint
   assert "prepared" not in capsys.readouterr().out.replace("/prepared", "")
-  assert build(tmp_path, tsv).fingerprint == first.fingerprint
-  assert build(tmp_path, tsv, targets="{source}").fingerprint != first.fingerprint
+  assert build_task(tmp_path, tsv).fingerprint == first.fingerprint
+  assert build_task(tmp_path, tsv, targets="{source}").fingerprint != first.fingerprint
   assert "prepared 60" in capsys.readouterr().out
 
 
-def test_a_decoder_reads_prompt_and_target_and_learns_the_target(tmp_path, tsv):
-  built = build(
+def test_decoder_rows_hold_prompt_and_target_with_loss_on_the_target(tmp_path, tsv):
+  text_task = build_task(
     tmp_path, tsv, architecture="decoder", prefix=True, inputs_length=128, targets_length=None
   )
-  features = {name.removeprefix("decoder_"): x for name, x in read_epoch(built).items()}
+  features = {name.removeprefix("decoder_"): x for name, x in read_epoch(text_task).items()}
   segment_ids = features["segment_ids"]
   assert not features["loss_weights"][segment_ids == 0].any()
   pairs = []
@@ -149,24 +152,24 @@ def test_a_decoder_reads_prompt_and_target_and_learns_the_target(tmp_path, tsv):
     for segment in range(1, segments.max() + 1):
       sequence = {name: x[row][segments == segment] for name, x in features.items()}
       tokens = sequence["target_tokens"]
-      place = np.arange(len(tokens))
-      prompt = int((sequence["loss_weights"] == 0).sum())
+      positions = np.arange(len(tokens))
+      prompt_length = int((sequence["loss_weights"] == 0).sum())
       np.testing.assert_array_equal(sequence["input_tokens"], [1, *tokens[:-1]])
-      np.testing.assert_array_equal(sequence["positions"], place)
-      np.testing.assert_array_equal(sequence["loss_weights"], place >= prompt)
-      np.testing.assert_array_equal(sequence["causal_attention"], place <= prompt)
+      np.testing.assert_array_equal(sequence["positions"], positions)
+      np.testing.assert_array_equal(sequence["loss_weights"], positions >= prompt_length)
+      np.testing.assert_array_equal(sequence["causal_attention"], positions <= prompt_length)
       assert tokens[-1] == 1
-      pairs.append((BYTES.decode(tokens[:prompt]), BYTES.decode(tokens[prompt:])))
+      pairs.append((BYTES.decode(tokens[:prompt_length]), BYTES.decode(tokens[prompt_length:])))
   assert sorted(pairs) == EXPECTED
 
 
-def test_a_loss_on_all_tokens_changes_only_the_loss_weights(tmp_path, tsv):
+def test_loss_on_all_tokens_changes_only_the_loss_weights(tmp_path, tsv):
   arguments = {"architecture": "decoder", "inputs_length": 128, "targets_length": None}
-  features = read_epoch(build(tmp_path, tsv, **arguments))
-  features_of_all = read_epoch(build(tmp_path, tsv, loss_on="all", **arguments))
-  loss_weights = features_of_all.pop("decoder_loss_weights")
-  np.testing.assert_array_equal(loss_weights, features_of_all["decoder_segment_ids"] > 0)
-  for name, x in features_of_all.items():
+  features = read_epoch(build_task(tmp_path, tsv, **arguments))
+  features_with_full_loss = read_epoch(build_task(tmp_path, tsv, loss_on="all", **arguments))
+  loss_weights = features_with_full_loss.pop("decoder_loss_weights")
+  np.testing.assert_array_equal(loss_weights, features_with_full_loss["decoder_segment_ids"] > 0)
+  for name, x in features_with_full_loss.items():
     np.testing.assert_array_equal(x, features[name], err_msg=name)
 
 
@@ -177,7 +180,7 @@ def test_packed_and_unpacked_losses_are_equal(tmp_path, tsv):
 
   def sum_losses(packed):
     total = collections.Counter()
-    for batch in loader.eval_batches(build(tmp_path, tsv, packed=packed), batch_size=20):
+    for batch in loader.eval_batches(build_task(tmp_path, tsv, packed=packed), batch_size=20):
       del batch["example_index"]
       _, sums = jax.device_get(evaluate(model, jax.tree.map(jnp.asarray, batch)))
       total.update({name: float(sums[name]) for name in ("loss", "weights", "correct")})
@@ -191,23 +194,23 @@ def test_packed_and_unpacked_losses_are_equal(tmp_path, tsv):
   assert packed["loss"] == pytest.approx(unpacked["loss"], rel=1e-5)
 
 
-def test_too_long_examples_are_refused_skipped_or_cut(tmp_path, tsv, capsys):
+def test_too_long_examples_are_refused_skipped_or_truncated(tmp_path, tsv, capsys):
   with refuses("of 60 examples are too long (inputs_length: ", " over 24, the longest "):
-    build(tmp_path, tsv, inputs_length=24)
+    build_task(tmp_path, tsv, inputs_length=24)
   short = [pair for pair in EXPECTED if len(pair[0]) < 24]
-  built = build(tmp_path, tsv, inputs_length=24, too_long="skip")
+  text_task = build_task(tmp_path, tsv, inputs_length=24, too_long="skip")
   assert f"{60 - len(short)} of 60 examples skipped, too long" in capsys.readouterr().out
-  assert decode_pairs(read_epoch(built)) == short
-  built = build(tmp_path, tsv, inputs_length=24, too_long="truncate")
+  assert decode_pairs(read_epoch(text_task)) == short
+  text_task = build_task(tmp_path, tsv, inputs_length=24, too_long="truncate")
   assert f"{60 - len(short)} of 60 examples truncated" in capsys.readouterr().out
-  assert decode_pairs(read_epoch(built)) == sorted((a[:23], b) for a, b in EXPECTED)
+  assert decode_pairs(read_epoch(text_task)) == sorted((a[:23], b) for a, b in EXPECTED)
   with refuses("all 60 examples are too long"):
-    build(tmp_path, tsv, inputs_length=2, too_long="skip")
+    build_task(tmp_path, tsv, inputs_length=2, too_long="skip")
 
 
 def test_examples_without_inputs_or_targets_are_counted(tmp_path, tsv, capsys):
   tsv.write_text("source\ttarget\na\tb\n\tx\ny\t \nz\tw\n")
-  assert read_epoch(build(tmp_path, tsv))["encoder_input_tokens"].shape[0] == 1
+  assert read_epoch(build_task(tmp_path, tsv))["encoder_input_tokens"].shape[0] == 1
   skipped = "1 records skipped (empty inputs), 1 records skipped (empty targets)"
   assert f"prepared 2 examples, {skipped}" in capsys.readouterr().out
 
@@ -238,16 +241,16 @@ FIELDS = "a\tb\n1\t2\n"
 def test_bad_tables_and_arguments_are_refused(tmp_path, tsv, text, changes, names):
   tsv.write_text(text)
   with refuses(*names):
-    build(tmp_path, tsv, **changes)
+    build_task(tmp_path, tsv, **changes)
   assert not list(tmp_path.glob("cache/[!.]*/"))
 
 
 def test_a_changed_source_of_the_same_size_is_prepared_again(tmp_path, tsv):
   tsv.write_text("source\ttarget\na\tb\n")
-  before = build(tmp_path, tsv)
+  before = build_task(tmp_path, tsv)
   tsv.write_text("source\ttarget\na\tc\n")
   os.utime(tsv, ns=(0, 10**18))  # a file system's clock may be coarse
-  after = build(tmp_path, tsv)
+  after = build_task(tmp_path, tsv)
   assert before.fingerprint != after.fingerprint
   target = read_epoch(after)["decoder_target_tokens"][0]
   assert target[0] == after.vocabulary.encode("c")[0]
@@ -262,10 +265,10 @@ def test_a_changed_source_of_the_same_size_is_prepared_again(tmp_path, tsv):
     ('{"a": "x\\u0000y", "b": 1}', ("found 0 examples, 1 records skipped (NUL character)",)),
   ],
 )
-def test_a_field_that_is_no_text_is_refused(tmp_path, line, names):
+def test_bad_values_of_a_text_field_are_refused(tmp_path, line, names):
   (tmp_path / "j.jsonl").write_text(line + "\n")
   with refuses(*names):
-    build(tmp_path, f"jsonl:{tmp_path}/j.jsonl", inputs="{a}", targets="{b}")
+    build_task(tmp_path, f"jsonl:{tmp_path}/j.jsonl", inputs="{a}", targets="{b}")
 
 
 def test_templates_read_nested_fields_and_items_of_lists():
@@ -286,7 +289,7 @@ def test_templates_read_nested_fields_and_items_of_lists():
     (125, "<extra_id_0> the <extra_id_1> <extra_id_2> fox"),
   ],
 )
-def test_items_of_a_list_stand_behind_sentinels_as_far_as_there_are_any(sentinels, text):
+def test_sentinels_precede_items_of_a_list_while_they_last(sentinels, text):
   row = {"words": ["the", None, "fox"], "deep": [{"tag": 7}], "none": [], "empty": ["", None]}
   template = Template("tag: {words.<*>}", "inputs", sentinels)
   assert template(row, "here") == f"tag: {text}"
@@ -308,12 +311,10 @@ def test_items_of_a_list_stand_behind_sentinels_as_far_as_there_are_any(sentinel
     ),
   ],
 )
-def test_sentinels_of_a_template_are_sentinels_and_those_in_other_texts_are_text(
-  tmp_path, inputs, expected
-):
+def test_sentinels_in_records_are_encoded_as_text(tmp_path, inputs, expected):
   (tmp_path / "c.conll").write_text("Ada\tB\n<extra_id_9>\tO\n\n")
-  built = build(tmp_path, f"conll:{tmp_path}/c.conll", inputs=inputs, targets="{1.<*>}")
-  row = read_epoch(built)
+  text_task = build_task(tmp_path, f"conll:{tmp_path}/c.conll", inputs=inputs, targets="{1.<*>}")
+  row = read_epoch(text_task)
   input_ids = row["encoder_input_tokens"][0].tolist()
   target_ids = row["decoder_target_tokens"][0].tolist()
   targets = vocabularies.encode_sentinels(BYTES, "<extra_id_0> B <extra_id_1> O")
