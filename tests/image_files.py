@@ -1,4 +1,4 @@
-"""Image files of many kinds, usable and not, and folders of them."""
+"""Image files of many kinds, readable and not, and folders of them."""
 
 import io
 
@@ -9,19 +9,24 @@ NOISE = np.random.default_rng(0).integers(0, 256, (9, 7, 3)).astype(np.uint8)
 
 
 def encode(image, form="PNG", **options) -> bytes:
+  """Return the file of an array or an image of Pillow."""
+  if isinstance(image, np.ndarray):
+    image = Image.fromarray(image)
   file = io.BytesIO()
-  (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, form, **options)
+  image.save(file, form, **options)
   return file.getvalue()
 
 
-def folders(root, images: dict[str, bytes]) -> str:
+def write_folders(root, images: dict[str, bytes]) -> str:
+  """Write files to their paths below a folder; return the source of images."""
   for name, data in images.items():
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_bytes(data)
   return f"folders:{root}"
 
 
-ODD = {
+# Images of unusual modes in class a and b, and four files that are skipped.
+VARIED_FILES = {
   "a/kept.jpg": encode(NOISE, "JPEG"),
   "a/grey.png": encode(NOISE[..., 0]),
   "a/cmyk.jpg": encode(Image.fromarray(NOISE).convert("CMYK"), "JPEG"),

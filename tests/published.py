@@ -1,4 +1,4 @@
-"""Small trained tokenizers of the published kinds, in directories as Hugging Face has them."""
+"""Write small trained tokenizers of the published kinds, in directories as on Hugging Face."""
 
 import io
 import json
@@ -39,7 +39,7 @@ HOSTILE = [
 
 
 def byte_level(specials: list[str]) -> Tokenizer:
-  """GPT-2's kind, complete with its pipeline."""
+  """Return a byte-level BPE tokenizer with its pipeline, as GPT-2's."""
   tokenizer = Tokenizer(models.BPE())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
@@ -52,12 +52,10 @@ def byte_level(specials: list[str]) -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-  """BERT's kind."""
+  """Return a WordPiece tokenizer with its pipeline, as BERT's."""
   tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-  tokenizer.normalizer, tokenizer.pre_tokenizer = (
-    normalizers.BertNormalizer(),
-    pre_tokenizers.BertPreTokenizer(),
-  )
+  tokenizer.normalizer = normalizers.BertNormalizer()
+  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
   trainer = trainers.WordPieceTrainer(vocab_size=150, special_tokens=specials, show_progress=False)
   tokenizer.train_from_iterator(LINES, trainer)
@@ -65,6 +63,7 @@ def word_piece() -> Tokenizer:
 
 
 def sentence_piece(lines: list[str] = LINES, **options) -> bytes:
+  """Train a SentencePiece model and return its file."""
   model = io.BytesIO()
   fixed = dict(sentence_iterator=iter(lines), model_writer=model, minloglevel=2, num_threads=1)
   sentencepiece.SentencePieceTrainer.train(**fixed, **options)
@@ -104,10 +103,10 @@ def t5() -> bytes:
 
 
 def marian(directory: pathlib.Path, **config) -> pathlib.Path:
-  """The directory of a Marian model, as opus-mt has it: models of source and target texts that
-  number no piece.
+  """Write the tokenizer of a Marian model of opus-mt; return its directory.
 
-  Some pieces of the models are missing from `vocab.json`, which has two codes of languages.
+  It has a SentencePiece model for source texts and one for target texts. `vocab.json` has the ids
+  of their pieces, except for some that are missing, and of two language codes.
   """
   directory.mkdir(parents=True, exist_ok=True)
   lines = {"source": LINES, "target": [line[::-1].upper() for line in LINES]}
@@ -129,7 +128,7 @@ def marian(directory: pathlib.Path, **config) -> pathlib.Path:
 
 IDENTITY = dict(normalization_rule_name="identity", remove_extra_whitespaces=False)
 CONFIGS = {
-  "gpt2": {"eos_token_id": 50256},  # beyond these vocabularies: the tokenizer's own counts
+  "gpt2": {"eos_token_id": 50256},  # beyond these vocabularies, so the tokenizer's id is used
   "roberta": {},
   "bart": {"decoder_start_token_id": 2},
   "llama": {},
@@ -140,8 +139,7 @@ CONFIGS = {
 
 
 def write(directory: pathlib.Path, kind: str) -> pathlib.Path:
-  """The files of a tokenizer as the first models of a kind had them, and a config that tells the
-  kind."""
+  """Write the tokenizer files of the first models of a kind, and a config that names the kind."""
   directory.mkdir(parents=True, exist_ok=True)
   if kind in ("gpt2", "roberta", "bart"):
     byte_level(["<|endoftext|>"] if kind == "gpt2" else BART).model.save(str(directory))

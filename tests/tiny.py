@@ -1,4 +1,4 @@
-"""Small T5s, batches and runs for tests: real code at sizes that compile in a second or two."""
+"""Small models and batches for tests, of sizes that compile in a second or two."""
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,14 @@ VOCAB = 64
 
 
 def sizes(version: str = "1.1", **changes) -> Variant:
-  """Return a tiny T5 of either version; `changes` are fields of `Dims`."""
+  """Return the sizes of a tiny T5 of either version; `changes` are fields of `Dims`."""
   fields = dict(embed=16, heads=4, head_dim=4, mlp=32, layers=2) | changes
-  return Variant(
-    Dims(kv_heads=fields["heads"], **fields), t5.V1_1 if version == "1.1" else t5.V1_0, VOCAB
-  )
+  design = t5.V1_1 if version == "1.1" else t5.V1_0
+  return Variant(Dims(kv_heads=fields["heads"], **fields), design, VOCAB)
 
 
 def maker(size: Variant, *, family=t5, **arguments):
-  """Return a function from a key to a model of an unpublished size; `family` is of `models/`."""
+  """Return a function from a random key to a model; `family` is a module of `models/`."""
   return lambda key: family.Model(nnx.Rngs(params=key), variant=size, **arguments)
 
 
@@ -73,12 +72,11 @@ def batch(
 
 def relative_error(actual: dict, expected: dict) -> float:
   """Return the largest distance between leaves of two trees, relative to the expected norm."""
-  errors = jax.tree.map(
-    lambda a, b: (
-      float(np.linalg.norm(np.asarray(a, np.float64) - np.asarray(b, np.float64)))
-      / max(float(np.linalg.norm(np.asarray(b, np.float64))), 1e-30)
-    ),
-    actual,
-    expected,
-  )
+
+  def leaf_error(actual_leaf, expected_leaf) -> float:
+    expected_leaf = np.asarray(expected_leaf, np.float64)
+    distance = np.linalg.norm(np.asarray(actual_leaf, np.float64) - expected_leaf)
+    return float(distance / max(np.linalg.norm(expected_leaf), 1e-30))
+
+  errors = jax.tree.map(leaf_error, actual, expected)
   return max(jax.tree.leaves(errors))

@@ -1,4 +1,4 @@
-"""Loader settings for tests: a small number of steps is made at once."""
+"""Make the loader prepare few steps at once, which is faster in tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Over any phases and hosts, every example of an epoch is read exactly once."""
+"""Every example of an epoch is read exactly once, over any phases and numbers of hosts."""
 
 import collections
 import itertools
@@ -18,7 +18,7 @@ NAMES = "abcdefgh"
 
 
 def number_task(name: str, size: int, objective: str = "") -> task.Task:
-  """Return a task whose features are the numbers of the corpus, the example and the epoch."""
+  """Return a task whose features are the numbers of its corpus, an example and the epoch."""
 
   def batch(example_index_B, epoch_B, seed):
     corpus_B = tf.fill(tf.shape(example_index_B), NAMES.index(name))
@@ -36,7 +36,7 @@ CORPORA = {name: number_task(name, size) for name, size in SIZES.items()}
 A = CORPORA["a"]
 
 
-def mix(period=20, **rates):
+def build_mixture(period=20, **rates):
   return mixture.mix({name: CORPORA[name] for name in rates}, rates, period=period, name="m")
 
 
@@ -47,24 +47,27 @@ SCENARIOS = {
     Phase(number_task("a", 53, "later"), 16, 6),
   ],
   "another length, and back": [Phase(A, 16, 3), Phase(CORPORA["d"], 8, 12), Phase(A, 16, 8)],
-  "a ramp of a mixture": [Phase(mix(a=5, b=3, c=2), 8, 6), Phase(mix(a=5, b=3, c=2), 24, 15)],
+  "a ramp of a mixture": [
+    Phase(build_mixture(a=5, b=3, c=2), 8, 6),
+    Phase(build_mixture(a=5, b=3, c=2), 24, 15),
+  ],
   "other rates": [
-    Phase(mix(a=5, b=3, c=2), 16, 7),
-    Phase(mix(a=1, b=3, c=2, period=17), 8, 9),
-    Phase(mix(a=5, b=3, c=2), 24, 8),
-    Phase(mix(a=9, b=1, c=1, period=30), 8, 5),
+    Phase(build_mixture(a=5, b=3, c=2), 16, 7),
+    Phase(build_mixture(a=1, b=3, c=2, period=17), 8, 9),
+    Phase(build_mixture(a=5, b=3, c=2), 24, 8),
+    Phase(build_mixture(a=9, b=1, c=1, period=30), 8, 5),
   ],
   "other parts": [
-    Phase(mix(a=2, b=1), 8, 11),
-    Phase(mix(b=1, c=1), 16, 5),
-    Phase(mix(a=1, c=3), 8, 13),
-    Phase(mix(a=1, b=1, c=1), 24, 9),
+    Phase(build_mixture(a=2, b=1), 8, 11),
+    Phase(build_mixture(b=1, c=1), 16, 5),
+    Phase(build_mixture(a=1, c=3), 8, 13),
+    Phase(build_mixture(a=1, b=1, c=1), 24, 9),
   ],
 }
 
 
-def replay(phases, start=0, stop=None, hosts=1):
-  """Return (corpus, epoch, example) of every row of the steps start to stop - 1, host by host."""
+def read_rows(phases, start=0, stop=None, hosts=1):
+  """Return (corpus, epoch, example) of every row of the steps from `start` to before `stop`."""
   rows = []
   first = 0
   for number, phase in enumerate(phases):
@@ -91,18 +94,19 @@ def replay(phases, start=0, stop=None, hosts=1):
 
 
 @pytest.mark.parametrize("name", more.beyond(4, SCENARIOS))
-def test_every_example_once_an_epoch(name):
+def test_every_example_is_read_once_an_epoch(name):
   phases = SCENARIOS[name]
   steps = sum(phase.steps for phase in phases)
-  cuts = [0, steps // 4, steps // 2 + 1, 3 * steps // 4, steps]  # resumed there, on other hosts
+  # The run resumes at these steps with another number of hosts.
+  cuts = [0, steps // 4, steps // 2 + 1, 3 * steps // 4, steps]
   rows = []
   for begin, end, hosts in zip(cuts[:-1], cuts[1:], (1, 2, 8, 4), strict=True):
-    rows += replay(phases, begin, end, hosts)
+    rows += read_rows(phases, begin, end, hosts)
   assert len(rows) == sum(phase.steps * phase.batch_size for phase in phases)
-  visits = collections.Counter(rows)
-  assert max(visits.values()) == 1
+  counts = collections.Counter(rows)
+  assert max(counts.values()) == 1
   periods = [phase.task.num_examples for phase in phases if isinstance(phase.task, mixture.Mixture)]
-  unsettled = max(periods, default=0)  # what the last period passed over is still to come
+  unsettled = max(periods, default=0)  # examples that the last period has skipped so far
   for number in {row[0] for row in rows}:
     size = SIZES[NAMES[number]]
     corpus_rows = [row for row in rows if row[0] == number]
@@ -114,16 +118,16 @@ def test_every_example_once_an_epoch(name):
 
 
 @pytest.mark.parametrize("name", ["a ramp of one task", "a ramp of a mixture"])
-def test_a_ramp_changes_nothing_but_where_batches_end(name):
+def test_ramp_of_the_batch_size_does_not_change_the_order_of_examples(name):
   phases = SCENARIOS[name]
   examples = sum(phase.steps * phase.batch_size for phase in phases)
-  assert replay(phases) == replay([Phase(phases[0].task, 1, examples)])
+  assert read_rows(phases) == read_rows([Phase(phases[0].task, 1, examples)])
 
 
-def test_examples_that_a_period_passed_over_come_first():
-  """A later mixture first draws the smallest numbers that the earlier schedule did not draw."""
-  earlier = mix(a=2, b=1, period=3)
-  later = mix(a=1, b=1, period=2)
+def test_skipped_examples_of_an_earlier_period_come_first():
+  """A later mixture first draws the smallest numbers that the earlier schedule has not drawn."""
+  earlier = build_mixture(a=2, b=1, period=3)
+  later = build_mixture(a=1, b=1, period=2)
   schedule = earlier.schedule
   for examples in range(12):
     parts, draws = schedule.draws(tf.range(examples, dtype=tf.int64), SEED)
@@ -140,16 +144,16 @@ def test_examples_that_a_period_passed_over_come_first():
       np.testing.assert_array_equal(example, expected)
 
 
-def test_phases_of_10_to_the_15_examples_are_counted_in_closed_form():
-  first_mixture = mix(a=5, b=3, c=2)
-  second_mixture = mix(a=1, b=1)
+def test_huge_phases_are_counted_in_closed_form():
+  first_mixture = build_mixture(a=5, b=3, c=2)
+  second_mixture = build_mixture(a=1, b=1)
   phases = [
     Phase(first_mixture, 10**6 + 1, 10**9),
     Phase(second_mixture, 3, 10**9),
     Phase(first_mixture, 10**6, 10**8),
   ]
   start = consumption.phase_start(A, SEED, phases)
-  assert start.streams[0].next == 0  # a single task is no part of a mixture
+  assert start.streams[0].next == 0  # a single task shares no stream with parts of mixtures
   start = consumption.phase_start(second_mixture, SEED, phases)
   total = 10**9 * (10**6 + 1) // 2 + 3 * 10**9 // 2 + 10**14 // 2
   assert abs(start.streams[0].next - total) <= 30
@@ -162,7 +166,7 @@ def test_phases_of_10_to_the_15_examples_are_counted_in_closed_form():
   assert abs(int(before["epoch"][before["corpus"] == 0][0]) - total // 53) <= 1
 
 
-def test_a_step_of_an_earlier_phase_and_a_phase_without_steps_are_refused():
+def test_start_in_an_earlier_phase_and_a_phase_without_steps_are_refused():
   with refuses("start_step: found 4, expected at least 5"):
     loader.train_batches(A, batch_size=4, seed=0, start_step=4, earlier=[Phase(A, 8, 5)])
   with refuses("phase: found 0 steps of 8 examples"):

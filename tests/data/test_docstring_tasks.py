@@ -1,4 +1,4 @@
-"""Tasks of docstrings have exact answers, balanced classes and no document in two splits."""
+"""Tasks of docstrings have exact answers, balanced classes and disjoint splits."""
 
 import collections
 import random
@@ -37,8 +37,11 @@ mean : float
     The mean of the numbers."""
 
 
-def documents(number: int = 60) -> list[dict[str, str]]:
-  """Return documents in either form, of four packages; the summary of number 6 names it."""
+def make_documents(number: int = 60) -> list[dict[str, str]]:
+  """Return docstrings of four packages, half in Google's form and half in NumPy's.
+
+  The summary of number 6 contains the name of its function.
+  """
   packages = ("scipy", "jax", "stdlib", "other")
   rows = []
   for n in range(number):
@@ -56,9 +59,9 @@ def documents(number: int = 60) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("task", benchmark.TASKS)
-def test_the_records_follow_from_the_documents_alone(task):
-  records = benchmark.records(task, documents())
-  shuffled = random.Random(0).sample(documents(), 60)
+def test_records_depend_only_on_the_set_of_documents(task):
+  records = benchmark.records(task, make_documents())
+  shuffled = random.Random(0).sample(make_documents(), 60)
   assert records
   assert records == benchmark.records(task, shuffled)
   assert len({record["id"] for record in records}) == len(records)
@@ -66,8 +69,8 @@ def test_the_records_follow_from_the_documents_alone(task):
     assert all(record.values())
 
 
-def test_classes_are_balanced_and_packages_unnamed():
-  records = benchmark.records("package", documents())
+def test_classes_are_balanced_and_texts_do_not_name_their_package():
+  records = benchmark.records("package", make_documents())
   counts = collections.Counter(record["label"] for record in records)
   assert set(counts) == {"scipy", "jax", "stdlib"}
   assert len(set(counts.values())) == 1
@@ -78,9 +81,9 @@ def test_classes_are_balanced_and_packages_unnamed():
   assert tuple(labels) == benchmark.PACKAGES
 
 
-def test_halves_belong_together_exactly_where_the_label_says_so():
-  texts = [" ".join(document["text"].split()) for document in documents(61)]
-  records = benchmark.records("halves", documents(61))
+def test_label_of_halves_states_whether_they_belong_together():
+  texts = [" ".join(document["text"].split()) for document in make_documents(61)]
+  records = benchmark.records("halves", make_documents(61))
   counts = collections.Counter(record["label"] for record in records)
   assert counts["together"] == counts["apart"] == 30
   assert tuple(SUITE.tasks["halves"].encoder.task["labels"]) == ("apart", "together")
@@ -91,27 +94,28 @@ def test_halves_belong_together_exactly_where_the_label_says_so():
     assert any(record["second"] in text for text in texts)
 
 
-def test_functions_are_named_by_their_words_which_the_summary_does_not_give():
-  records = benchmark.records("name", documents())
+def test_names_are_the_words_of_functions_and_not_in_the_summary():
+  records = benchmark.records("name", make_documents())
   names = [record["name"] for record in records]
   assert {"mean", "mean of 1", "fast mean"} <= set(names)
   assert "mean of 6" not in names
   assert not any("init" in name for name in names)
-  assert len(records) == 3 * 60 // 5 - 1  # functions alone, without number 6
+  assert len(records) == 3 * 60 // 5 - 1  # functions only, without number 6
 
 
 @pytest.mark.parametrize("text", [GOOGLE, NUMPY])
 def test_parameters_are_read_in_both_forms(text):
-  actual = benchmark.parameters(text)
-  assert [name for name, _ in actual][:2] == ["values", "axis"]
-  assert ("rest" in dict(actual)) == (text is GOOGLE)
-  assert dict(actual)["axis"] == "Along which axis the mean is taken."
-  assert dict(actual)["values"].startswith("The numbers to take the mean of.")
+  pairs = benchmark.parameters(text)
+  descriptions = dict(pairs)
+  assert [name for name, _ in pairs][:2] == ["values", "axis"]
+  assert ("rest" in descriptions) == (text is GOOGLE)
+  assert descriptions["axis"] == "Along which axis the mean is taken."
+  assert descriptions["values"].startswith("The numbers to take the mean of.")
   assert benchmark.parameters("Nothing.\n\nReturns:\n  x: nothing") == []
 
 
 def test_an_answer_is_the_description_of_its_parameter():
-  records = benchmark.records("parameter", documents())
+  records = benchmark.records("parameter", make_documents())
   assert {record["question"] for record in records} >= {"values", "axis"}
   for record in records:
     (answer,) = record["answers"]
@@ -121,24 +125,29 @@ def test_an_answer_is_the_description_of_its_parameter():
 
 
 def join_texts(source, split: str) -> str:
-  """Return all texts of a split with single spaces."""
+  """Return all texts of a split, joined and with single spaces."""
   return " ".join(" ".join(record["text"].split()) for _, record in source.records(split))
 
 
-def test_no_text_of_the_test_split_is_in_the_corpus_that_pretraining_reads(tmp_path):
+def test_texts_of_the_test_split_are_not_in_the_pretraining_corpus(tmp_path):
   corpus = open_source("docstrings:tiny", data_dir=str(tmp_path))
   pretraining_text = join_texts(corpus, "train")
-  held_out = join_texts(corpus, "validation")
+  held_out_text = join_texts(corpus, "validation")
   source = open_source("docstring_tasks:halves/tiny", data_dir=str(tmp_path))
   splits = {split: [record for _, record in source.records(split)] for split in source.splits}
   assert splits["test"]
   assert splits["train"]
   for split, records in splits.items():
-    read, unread = (held_out, pretraining_text) if split == "test" else (pretraining_text, held_out)
+    if split == "test":
+      text = held_out_text
+      other_text = pretraining_text
+    else:
+      text = pretraining_text
+      other_text = held_out_text
     for record in records:
-      assert record["first"] in read
-      assert record["second"] in read
-      assert record["first"] not in unread
+      assert record["first"] in text
+      assert record["second"] in text
+      assert record["first"] not in other_text
   facts = [str(source.split_facts(split)) for split in source.splits]
   assert len(set(facts)) == 3
   assert "sha256" in facts[0]

@@ -1,4 +1,4 @@
-"""Windows begin elsewhere in every epoch and read every token at most once, on any hosts."""
+"""Windows have another offset in every epoch, and read every token at most once."""
 
 import collections
 import itertools
@@ -16,7 +16,7 @@ TOKENS = 1_003
 LENGTH = 50
 SEED = 3
 EXAMPLES = TOKENS // LENGTH
-DOCUMENTS = [1, 13, 50, 7, 0, 0, 111, 2, 30]
+DOCUMENTS = [1, 13, 50, 7, 0, 0, 111, 2, 30]  # lengths, repeated to the end of the corpus
 
 
 TASKS = {
@@ -43,7 +43,7 @@ def lm(root):
 
 
 def read_positions(batches):
-  """Return the positions in the corpus of all tokens of the batches: [rows, length]."""
+  """Return the positions in the corpus of all tokens of some batches: [rows, length]."""
   return np.concatenate([row["decoder_target_tokens"] for row in batches]) - corpora.FIRST
 
 
@@ -58,8 +58,9 @@ def test_every_token_is_read_at_most_once_an_epoch(lm, hosts):
     return read_positions(list(itertools.chain.from_iterable(batches_by_step)))
 
   steps = 3 * EXAMPLES // 8 + 1
-  cut = {1: 1, 2: 3, 4: 5, 8: 6}[hosts]  # resumed there
-  positions_NT = np.concatenate([read(0, cut), read(cut, steps - cut)])
+  resumed_step = {1: 1, 2: 3, 4: 5, 8: 6}[hosts]
+  parts = [read(0, resumed_step), read(resumed_step, steps - resumed_step)]
+  positions_NT = np.concatenate(parts)
   offsets = []
   for epoch in range(3):
     windows_of_epoch = positions_NT[epoch * EXAMPLES : (epoch + 1) * EXAMPLES]
@@ -67,10 +68,10 @@ def test_every_token_is_read_at_most_once_an_epoch(lm, hosts):
     counts = np.bincount(windows_of_epoch.ravel(), minlength=TOKENS)
     assert counts.max() == 1
     assert counts.sum() == EXAMPLES * LENGTH
-    # The unread tokens are one stretch, which ends where the epoch begins.
+    # The unread tokens are contiguous and end where the epoch begins.
     unread = np.flatnonzero(counts == 0)
     assert unread.size == TOKENS % LENGTH
-    begin = next(place for place in windows_of_epoch[:, 0].tolist() if counts[place - 1] == 0)
+    begin = next(start for start in windows_of_epoch[:, 0].tolist() if counts[start - 1] == 0)
     assert sorted(windows_of_epoch[:, 0]) == sorted((begin + LENGTH * np.arange(EXAMPLES)) % TOKENS)
     offsets.append(begin)
   assert offsets[0] == 0
@@ -93,7 +94,7 @@ def test_offsets_are_uniform():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_of_windows_has_offsets_unless_it_declines_them(root, name, monkeypatch):
+def test_tasks_of_windows_have_offsets_by_default(root, name, monkeypatch):
   moving = task.build(name, "train", store=root, **TASKS[name], dynamic_offsets=True)
   fixed = task.build(name, "train", store=root, **TASKS[name], dynamic_offsets=False)
   assert moving.fingerprint != fixed.fingerprint
@@ -102,17 +103,17 @@ def test_every_task_of_windows_has_offsets_unless_it_declines_them(root, name, m
   reads = []
   read_wrapped = windows.read_wrapped
 
-  def note_and_read(read, *window):
+  def record_and_read(read, *window):
     reads.append(window)
     return read_wrapped(read, *window)
 
-  monkeypatch.setattr(windows, "read_wrapped", note_and_read)
+  monkeypatch.setattr(windows, "read_wrapped", record_and_read)
   n = moving.num_examples
   index_B = tf.range(n, dtype=tf.int64)
   epoch_B = tf.fill([n], tf.constant(2, tf.int64))
   epoch_offset = int(windows.epoch_offsets(epoch_B, SEED, TOKENS)[0])
-  for built, offset in ((moving, epoch_offset), (fixed, 0)):
-    built.batch(index_B, epoch_B, SEED)
+  for window_task, offset in ((moving, epoch_offset), (fixed, 0)):
+    window_task.batch(index_B, epoch_B, SEED)
     ((starts_B, length, tokens),) = reads
     assert n == TOKENS // length
     assert tokens == TOKENS
@@ -120,7 +121,7 @@ def test_every_task_of_windows_has_offsets_unless_it_declines_them(root, name, m
     reads.clear()
 
 
-def test_documents_are_numbered_in_windows_around_the_end(root):
+def test_documents_are_numbered_in_windows_that_wrap_around_the_end(root):
   lengths = corpora.lengths_of(TOKENS, DOCUMENTS)
   document = np.tile(corpora.document_of(lengths), 2) + np.repeat([0, len(lengths)], TOKENS)
   moving = Windows(root, "train", LENGTH, dynamic_offsets=True)
@@ -134,8 +135,8 @@ def test_documents_are_numbered_in_windows_around_the_end(root):
       np.testing.assert_array_equal(document_numbers, numbers + 1)
 
 
-def test_full_sentences_hold_every_token_at_most_once_and_begin_elsewhere_each_epoch(root):
-  """Up to two rows' length of tokens are left out."""
+def test_full_sentences_have_offsets_and_read_each_token_at_most_once(root):
+  """At most the tokens of two rows are left out."""
   mlm = task.build(
     "mlm", "train", store=root, length=32, rate=0.05, mask_share=0.0, random_share=0.0
   )

@@ -1,7 +1,8 @@
-"""Every field of every task: another value is another fingerprint, or the field states its reason.
+"""Every field of every task changes its fingerprint, unless the field states a reason.
 
-First the function: fields are changed one by one, to a value of their type. Then its use: a task
-that is built has this fingerprint, and the fields that it replaces by facts are changed for real.
+The first test changes the fields of the arguments one by one, to another value of their type. The
+second one builds tasks. A task may replace a field by facts, such as the content of a file; it is
+built again with another value of this field.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from t5x_like.data import task, tasks
 from t5x_like.data.task import TaskArguments
 from tests.data import test_addressing
 
-# Valid values of the fields that some task replaces by facts, and the arguments that they need.
+# Other values of the fields that some task replaces by facts.
 REPLACED = {
   "classes": {"classes": tuple("9876543210")},
   "dynamic_offsets": {"dynamic_offsets": False},
@@ -28,12 +29,12 @@ REPLACED = {
   "std": {"std": (0.25,)},
   "targets_length": {"targets_length": 40},
 }
-# Tasks whose first case in `test_addressing` leaves a replaced field without effect.
+# Arguments of tasks whose first case in `test_addressing` does not use a replaced field.
 CASES = {"permutation_lm": {"input_format": "full_sentences"}}
 
 
 def mark_spaces(vocabulary):
-  """Return the ids that end sentences: a rule."""
+  """Return a mask of the ids that end sentences, as a sentence rule does."""
   return np.arange(vocabulary.size) == vocabulary.encode(" ")[0]
 
 
@@ -47,7 +48,7 @@ for name in slots.names(tasks):
 
 
 def other_value(declared_type: Any, value: Any) -> Any:
-  """Return a value of a type that differs from `value`."""
+  """Return another value of the declared type."""
   origin = typing.get_origin(declared_type)
   members = typing.get_args(declared_type)
   if origin in (typing.Union, types.UnionType):
@@ -70,8 +71,8 @@ def other_value(declared_type: Any, value: Any) -> Any:
   return candidates[0]
 
 
-def fill(name: str) -> TaskArguments:
-  """Return the arguments of a task, with its defaults and an example of each required value."""
+def example_arguments(name: str) -> TaskArguments:
+  """Return the arguments of a task: its defaults, and an example of each required value."""
   arguments = arguments_class(name)
   defaults = slots.defaults(arguments)
   for field, argument in slots.read_arguments(arguments).items():
@@ -80,30 +81,30 @@ def fill(name: str) -> TaskArguments:
   return arguments(**defaults)
 
 
-def reason(arguments: TaskArguments, name: str) -> str | None:
-  """Return why a field is no part of the fingerprint; None if it is."""
+def unfingerprinted_reason(arguments: TaskArguments, name: str) -> str | None:
+  """Return the reason why a field is not in the fingerprint, or None if it is."""
   (field,) = [field for field in dataclasses.fields(arguments) if field.name == name]
   return field.metadata.get("reason")
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
-def test_another_value_of_a_field_is_another_fingerprint(name, field):
-  arguments = fill(name)
+def test_changing_a_field_changes_the_fingerprint(name, field):
+  arguments = example_arguments(name)
   value = other_value(
     slots.read_arguments(type(arguments))[field].declared_type, getattr(arguments, field)
   )
   changed = dataclasses.replace(arguments, **{field: value})
   is_same = changed.fingerprint("x.v1") == arguments.fingerprint("x.v1")
-  stated = reason(arguments, field)
-  assert is_same == (stated is not None)
-  if stated is not None:
-    assert len(stated.split()) >= 4, "a reason in words, for readers"
+  reason = unfingerprinted_reason(arguments, field)
+  assert is_same == (reason is not None)
+  if reason is not None:
+    assert len(reason.split()) >= 4, "expected a reason in words"
 
 
 @pytest.mark.runs
 @pytest.mark.parametrize("name", slots.names(tasks))
-def test_a_task_has_the_fingerprint_of_its_arguments(name, tmp_path, monkeypatch):
-  """Facts may replace fields, if another value of the field is another fact."""
+def test_task_has_the_fingerprint_of_its_arguments(name, tmp_path, monkeypatch):
+  """Facts may replace a field if another value of the field results in other facts."""
   calls = []
   compute = TaskArguments.fingerprint
 
@@ -114,25 +115,25 @@ def test_a_task_has_the_fingerprint_of_its_arguments(name, tmp_path, monkeypatch
   monkeypatch.setattr(TaskArguments, "fingerprint", record)
   trust.admit(REPLACED["sentence_rule"]["sentence_rule"])
   case = CASES.get(name) or test_addressing.CASES.get(name, [{}])[0]
-  built = build(name, case, tmp_path)
+  original_task = build(name, case, tmp_path)
   fields = [field.name for field in dataclasses.fields(arguments_class(name))]
-  if all(reason(fill(name), field) for field in fields):
-    return  # a mixture, whose fingerprint is made of its parts'
+  if all(unfingerprinted_reason(example_arguments(name), field) for field in fields):
+    return  # a mixture, whose fingerprint is computed from its parts
   arguments, facts, fingerprint = calls[-1]
   assert isinstance(arguments, arguments_class(name))
-  assert built.fingerprint == fingerprint
+  assert original_task.fingerprint == fingerprint
   for field in facts.keys() & set(fields):
-    if reason(arguments, field) is None:
-      other = build(name, case | REPLACED[field], tmp_path / "other")
-      assert other.fingerprint != built.fingerprint, field
+    if unfingerprinted_reason(arguments, field) is None:
+      changed_task = build(name, case | REPLACED[field], tmp_path / "changed")
+      assert changed_task.fingerprint != original_task.fingerprint, field
 
 
 def build(name: str, case: dict, directory) -> task.Task:
   directory.mkdir(exist_ok=True)
-  return test_addressing.build(name, dict(case), directory)
+  return test_addressing.build_task(name, dict(case), directory)
 
 
-def test_numbers_and_lists_have_one_spelling():
+def test_equal_numbers_and_sequences_have_equal_fingerprints():
   @dataclasses.dataclass(frozen=True, kw_only=True)
   class Arguments(TaskArguments):
     rate: float

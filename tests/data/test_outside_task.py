@@ -1,4 +1,4 @@
-"""A task in a user's file, named `module:function`, is inspected, trained on, mixed and checked."""
+"""A task in a user's file, named `module:class`, is inspected, trained on, mixed and checked."""
 
 import pathlib
 import sys
@@ -55,7 +55,7 @@ def user_directory(tmp_path, monkeypatch):
   return tmp_path
 
 
-def test_a_users_task_is_inspected_and_trained_on(user_directory, compiled, one_device, capsys):
+def test_users_task_can_be_inspected_and_trained_on(user_directory, compiled, one_device, capsys):
   flags = [RECIPE, '--config.task={"name": "echo_tasks:Echo", "store": "builtin"}']
   assert inspect_data.main([*flags, "--ids"]) == 0
   output = capsys.readouterr().out
@@ -83,7 +83,7 @@ def test_arguments_of_a_users_task_are_checked(user_directory):
       task.build(f"echo_tasks:{name}", "train", store="builtin", **arguments)
 
 
-def test_a_users_task_may_be_part_of_a_mixture(user_directory):
+def test_users_task_can_be_part_of_a_mixture(user_directory):
   trust.begin_command(["echo_tasks:Echo"])
   parts = {"a": {"name": "echo_tasks:Echo"}, "b": {"name": "echo_tasks:Echo", "length": 4}}
   mixture = task.build("mixture", "train", parts=parts, shared={"store": "builtin"}, period=10)

@@ -1,4 +1,4 @@
-"""Each request of a task has a store of its own, prepared once; another's store is refused."""
+"""Each combination of a source and arguments is prepared once, in a separate store."""
 
 import json
 
@@ -17,8 +17,8 @@ from t5x_like.store import writer
 from t5x_like.store.manifest import FORMAT
 
 
-class Rows(prepared.PreparedStore):
-  """A number for each record."""
+class NumberStore(prepared.PreparedStore):
+  """A prepared store with a number for each record, three in a shard."""
 
   items = "rows"
   advice = "write some"
@@ -40,63 +40,72 @@ class Rows(prepared.PreparedStore):
 
 
 @pytest.fixture
-def rows_of(tmp_path):
+def make_request(tmp_path):
+  """Return a function that returns the request of a store."""
   (tmp_path / "a.tsv").write_text("a\tb\n" + "x\ty\n" * 5)
-  Rows.prepared_paths.clear()
+  NumberStore.prepared_paths.clear()
 
-  def of(split="train", classes=("x",), cache="cache", **arguments):
+  def make(split="train", classes=("x",), cache="cache", **arguments):
     source = open_source(f"tsv:{tmp_path}/a.tsv", fields=("a", "b"))
-    return Rows(source, split, str(tmp_path / cache), {"classes": list(classes)}, arguments, None)
+    return NumberStore(
+      source, split, str(tmp_path / cache), {"classes": list(classes)}, arguments, None
+    )
 
-  return of
-
-
-def open_rows(rows, verify="auto"):
-  return prepared.open_store(rows, processes.Engine(1), verify)
+  return make
 
 
-def test_a_request_is_prepared_once_and_each_has_its_own(rows_of):
-  requests = rows_of(), rows_of(), rows_of("train[:2]"), rows_of(length=3), rows_of(classes="xy")
-  for rows in requests:
-    store = open_rows(rows)
-    assert store.num_items == (2 if "[" in rows.split else 5)
-    assert store.name == rows.source.name
-  assert len(Rows.prepared_paths) == 3 + 1 + 3 + 3
-  assert len(set(Rows.prepared_paths)) == 4
+def open_store(request, verify="auto"):
+  return prepared.open_store(request, processes.Engine(1), verify)
+
+
+def test_equal_requests_share_a_store_that_is_prepared_once(make_request):
+  requests = [
+    make_request(),
+    make_request(),
+    make_request("train[:2]"),
+    make_request(length=3),
+    make_request(classes="xy"),
+  ]
+  for request in requests:
+    store = open_store(request)
+    assert store.num_items == (2 if "[" in request.split else 5)
+    assert store.name == request.source.name
+  assert len(NumberStore.prepared_paths) == 3 + 1 + 3 + 3
+  assert len(set(NumberStore.prepared_paths)) == 4
   assert "-train2-" in requests[2].path.name
 
 
 @pytest.mark.parametrize(
   "key, change", [("source", {"split": "x"}), ("facts", {"classes": ["other"]})]
 )
-def test_the_store_of_another_request_is_refused_with_the_remedy(rows_of, key, change):
-  rows = rows_of(length=3)
-  open_rows(rows)
+def test_store_of_another_request_is_refused_with_a_remedy(make_request, key, change):
+  rows = make_request(length=3)
+  open_store(rows)
   stores.edit(rows.path, lambda manifest: manifest[key].update(change), checked=True)
   with refuses(f"manifest.json: {key}: ", "delete", "is made again"):
-    open_rows(rows, "size")
+    open_store(rows, "size")
 
 
-def test_a_damaged_store_is_refused_with_the_remedy(rows_of):
-  rows = rows_of(length=3)
-  open_rows(rows)
+def test_damaged_store_is_refused_with_a_remedy(make_request):
+  rows = make_request(length=3)
+  open_store(rows)
   file = rows.path / "x" / "000000000000"
   file.write_bytes(bytes(file.stat().st_size))
   with refuses("x/000000000000: found SHA-256", "delete", "is made again", error=DamageError):
-    open_rows(rows)
+    open_store(rows)
 
 
-def test_a_store_of_another_version_is_prepared_again(rows_of):
-  """By name; if it stands under the name of this version, it is refused."""
-  rows = rows_of()
+def test_store_of_another_version_is_refused_with_a_remedy(make_request):
+  """The version is also in the name of a store, so each version prepares stores of its own."""
+  rows = make_request()
   assert json.loads(json.dumps(rows.content))["format"] == FORMAT
-  open_rows(rows)
+  open_store(rows)
   stores.edit(rows.path, lambda manifest: manifest.update(format="t5x_like.store.v2"))
   with refuses("format: found 't5x_like.store.v2'", "delete", "is made again"):
-    open_rows(rows)
+    open_store(rows)
 
 
-def test_a_failure_leaves_no_store_and_the_next_preparation_goes_on(rows_of, tmp_path, monkeypatch):
+def test_failed_preparation_leaves_no_store_and_resumes(make_request, tmp_path, monkeypatch):
   write = writer.write_shard
   written = []
 
@@ -109,20 +118,20 @@ def test_a_failure_leaves_no_store_and_the_next_preparation_goes_on(rows_of, tmp
   with monkeypatch.context() as patched:
     patched.setattr(writer, "write_shard", write_one)
     with refuses("cannot be written", "No space left"):
-      open_rows(rows_of())
-  assert not rows_of().path.exists()
-  assert len(Rows.prepared_paths) == 3
-  # the first shard of two batches was kept
-  assert open_rows(rows_of()).num_items == 5
-  assert len(Rows.prepared_paths) == 4
+      open_store(make_request())
+  assert not make_request().path.exists()
+  assert len(NumberStore.prepared_paths) == 3
+  # The first shard of two is reused.
+  assert open_store(make_request()).num_items == 5
+  assert len(NumberStore.prepared_paths) == 4
 
 
-def test_a_cache_below_a_file_is_refused(rows_of, tmp_path):
+def test_a_cache_below_a_file_is_refused(make_request, tmp_path):
   (tmp_path / "file").write_text("")
   with refuses("config.task.cache: ", "file cannot be written"):
-    open_rows(rows_of(cache="file"))
+    open_store(make_request(cache="file"))
 
 
-def test_a_cache_at_an_address_is_refused():
+def test_remote_cache_is_refused():
   with refuses("config.task.cache: found gs://b/c"):
     tagging.Arguments(tags=("O",), source="builtin", split="train", cache="gs://b/c")

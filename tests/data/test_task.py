@@ -1,4 +1,4 @@
-"""A task on a prepared store needs none of the code that prepares stores."""
+"""A task on a prepared store imports none of the code that prepares stores."""
 
 import pathlib
 import subprocess
@@ -23,7 +23,7 @@ task.build("span_corruption", "train", store="builtin")
 """
 
 
-def test_a_prepared_store_is_read_without_importing_corpora(tmp_path):
+def test_reading_a_prepared_store_does_not_import_corpora(tmp_path):
   corpora.write(tmp_path / "train", 2_000, [50])
   process = subprocess.run(
     [sys.executable, "-c", PROGRAM, str(tmp_path)],
@@ -33,5 +33,5 @@ def test_a_prepared_store_is_read_without_importing_corpora(tmp_path):
     timeout=300,
   )
   assert process.stdout.splitlines()[-1:] == ["(4, 32)"], process.stderr[-1500:]
-  # the built-in corpus is prepared at its first use
+  # The built-in corpus is prepared at its first use.
   assert "blocked: t5x_like.corpora" in process.stderr

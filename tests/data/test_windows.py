@@ -1,4 +1,4 @@
-"""Windows of a store hold the tokens and document numbers that a plain loop gives."""
+"""Windows of a store hold the same tokens and document numbers as a plain loop."""
 
 import shutil
 
@@ -25,9 +25,9 @@ def lengths(root):
   return corpora.write(root / "train", TOKENS, [1, 13, 50, 7, 0, 0, 111, 2, 30])
 
 
-@pytest.mark.parametrize("address", ["{}", "file://{}"])
-def test_windows_hold_consecutive_tokens_and_number_their_documents(root, lengths, address):
-  windows = Windows(address.format(root), "train", LENGTH)
+@pytest.mark.parametrize("location", ["{}", "file://{}"])
+def test_windows_hold_consecutive_tokens_and_number_their_documents(root, lengths, location):
+  windows = Windows(location.format(root), "train", LENGTH)
   assert windows.num_examples == TOKENS // LENGTH == 20
   assert windows.vocabulary.size == corpora.SIZE
   index = np.random.default_rng(0).permutation(20)
@@ -49,7 +49,7 @@ def test_zero_windows_are_empty_arrays(root, lengths):
   assert windows.document_numbers(no_index).shape == (0, LENGTH)
 
 
-def test_document_begins_are_those_of_the_documents_lengths(root, lengths):
+def test_document_begins_follow_from_the_lengths(root, lengths):
   tokens = open_tokens(str(root), "train")
   starts = np.unique(np.cumsum([0, *lengths])[:-1])
   starts = starts[starts < TOKENS]
@@ -71,11 +71,11 @@ def test_impossible_windows_are_refused(split, length, words, root, lengths):
     Windows(str(root), split, length)
 
 
-def test_a_function_that_prepares_a_split_may_stand_for_its_store():
+def test_store_can_be_a_function_that_prepares_a_split():
   assert Windows(builtin.prepare_split, "train", 64).num_examples > 100
 
 
-def test_a_store_is_opened_once_until_it_changes(tmp_path, capsys):
+def test_store_is_opened_once_until_it_changes(tmp_path, capsys):
   corpora.write(tmp_path / "train", TOKENS, [13])
   first = Windows(str(tmp_path), "train", 50)
   second = Windows(str(tmp_path), "train", 20)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import json_lines
-from image_files import ODD, folders
+from image_files import VARIED_FILES, write_folders
 from t5x_like import evaluate, predict, train
 from t5x_like.data.images import store
 
@@ -68,11 +68,11 @@ def test_predictions_of_files_equal_those_of_the_evaluation(trained_on_digits):
 
 
 def test_odd_files_are_classified_or_reported_and_counted(trained_on_digits, tmp_path, capsys):
-  folders(tmp_path / "odd", ODD)
+  write_folders(tmp_path / "odd", VARIED_FILES)
   rows = {}
   for row in classify_files(trained_on_digits, tmp_path / "odd"):
     rows[row["input"].rpartition("odd/")[2]] = row
-  assert rows.keys() == ODD.keys()
+  assert rows.keys() == VARIED_FILES.keys()
   errors = {name: row["error"] for name, row in rows.items() if "error" in row}
   assert errors == {
     "b/broken.jpg": "not a readable image",
@@ -98,7 +98,7 @@ def test_odd_files_are_classified_or_reported_and_counted(trained_on_digits, tmp
 def test_an_impossible_classification_is_one_line(
   source, flags, words, trained_on_digits, tmp_path, capsys
 ):
-  folders(tmp_path / "bad", {"x.jpg": b"?", "y.jpg": b""})
+  write_folders(tmp_path / "bad", {"x.jpg": b"?", "y.jpg": b""})
   command = [
     f"--workdir={trained_on_digits}/run",
     f"--input={source.format(tmp=tmp_path)}",

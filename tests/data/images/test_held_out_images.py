@@ -1,4 +1,4 @@
-"""Splits held out of a source of images, and the names of classes on disk."""
+"""Validation splits are held out of sources of images; class names do not depend on the disk."""
 
 import json
 import unicodedata
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from image_files import encode, folders
+from image_files import encode, write_folders
 from refusals import refuses
 from t5x_like import vocabularies
 from t5x_like.corpora.sources import open_source
@@ -28,7 +28,7 @@ def read_images(source, split: str) -> list[bytes]:
 
 @pytest.fixture
 def image_files() -> dict[str, bytes]:
-  """80 different images of the classes a and b, by path."""
+  """Return 80 different images of the classes a and b, by path."""
   pixels_NYXC = np.random.default_rng(0).integers(0, 256, (80, 4, 4, 3)).astype(np.uint8)
   files = {}
   for number, image_YXC in enumerate(pixels_NYXC):
@@ -37,8 +37,8 @@ def image_files() -> dict[str, bytes]:
   return files
 
 
-def test_a_validation_split_is_held_out_by_content(image_files, tmp_path):
-  plain = folders(tmp_path / "pets", image_files)
+def test_validation_split_is_held_out_by_content(image_files, tmp_path):
+  plain = write_folders(tmp_path / "pets", image_files)
   source = open_source(f"held_out:4@{plain}")
   assert source.splits == ("train", "validation")
   assert source.classes("label") == ("a", "b")
@@ -50,7 +50,7 @@ def test_a_validation_split_is_held_out_by_content(image_files, tmp_path):
   assert {record["label"] for _, record in source.records("validation")} == {"a", "b"}
 
   moved_files = {f"b/z{path}": content for path, content in image_files.items()}
-  moved = open_source(f"held_out:4@{folders(tmp_path / 'x' / 'pets', moved_files)}")
+  moved = open_source(f"held_out:4@{write_folders(tmp_path / 'x' / 'pets', moved_files)}")
   assert set(read_images(moved, "validation")) == set(validation)
 
   for split, images in (("train", train), ("validation", validation)):
@@ -59,7 +59,7 @@ def test_a_validation_split_is_held_out_by_content(image_files, tmp_path):
 
 
 def test_unusable_held_out_splits_are_refused(image_files, tmp_path):
-  plain = folders(tmp_path / "pets", image_files)
+  plain = write_folders(tmp_path / "pets", image_files)
   with refuses("found no split 'validation'", "held_out:10@SOURCE takes it"):
     build_task(plain, tmp_path, split="validation")
   with refuses("has a split 'validation', so leave held_out:2@ out"):
@@ -68,7 +68,7 @@ def test_unusable_held_out_splits_are_refused(image_files, tmp_path):
     open_source(f"held_out:1@{plain}")
 
 
-def test_classes_are_saved_and_read_again(tmp_path):
+def test_saved_classes_can_be_loaded(tmp_path):
   saved = LabelVocabulary(("cat", "dög"))
   saved.save(tmp_path / "v")
   loaded = vocabularies.load(str(tmp_path / "v"))
@@ -80,12 +80,12 @@ def test_classes_are_saved_and_read_again(tmp_path):
     vocabularies.load(str(tmp_path / "v"))
 
 
-def test_a_class_has_one_name_whichever_unicode_form_its_folders_have(tmp_path):
-  """Disks of macOS decompose accents, and its archives have UTF-8 names without the flag for it."""
+def test_class_names_do_not_depend_on_the_unicode_form_of_folders(tmp_path):
+  """macOS decomposes accents on disk, and its zip archives do not flag their UTF-8 names."""
   image = encode(Image.new("RGB", (4, 4)))
   name = "café"
   decomposed_name = unicodedata.normalize("NFD", name)
-  folders(tmp_path / "disk", {f"{decomposed_name}/1.png": image, f"{name}/2.png": image})
+  write_folders(tmp_path / "disk", {f"{decomposed_name}/1.png": image, f"{name}/2.png": image})
   # zipfile sets the flag for names beyond ASCII, so replace an ASCII name of the same length.
   encoded_name = name.encode()
   placeholder = "x" * len(encoded_name)

@@ -1,4 +1,4 @@
-"""Records may name images only in directories that the user named, as files of known formats."""
+"""Records may name only images of known formats, in directories that the user has named."""
 
 import os
 import socket
@@ -21,10 +21,10 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpa
 
 @pytest.fixture
 def store_of_image(tmp_path, monkeypatch):
-  """A function that opens a store of two records, the second with an image of a given name.
+  """Return a function that opens a store of two records, the second with an image of any name.
 
-  The records lie in `data/`, beside the image of the first one. The current directory is `here/`.
-  Requests fail the test.
+  The records are in `data/`, and the image of the first one is in `data/images/`. The current
+  directory is `here/`. A network request fails the test.
   """
   trust.begin_command(())
   (tmp_path / "here").mkdir()
@@ -68,7 +68,7 @@ def store_of_image(tmp_path, monkeypatch):
     "reference://x::/etc/passwd",
   ],
 )
-def test_a_record_may_not_name_a_file_elsewhere(store_of_image, tmp_path, name):
+def test_records_that_name_files_elsewhere_are_refused(store_of_image, tmp_path, name):
   name = name.format(root=tmp_path)
   with refuses("rows.jsonl:2: found ", " in field 'image', expected a path below"):
     store_of_image(name)
@@ -77,7 +77,7 @@ def test_a_record_may_not_name_a_file_elsewhere(store_of_image, tmp_path, name):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_pipe_or_device_in_place_of_an_image_is_skipped(store_of_image, tmp_path, kind):
+def test_pipe_or_device_instead_of_an_image_is_skipped(store_of_image, tmp_path, kind):
   path = tmp_path / "here" / "2.png"
   if kind == "pipe":
     os.mkfifo(path)
@@ -88,7 +88,7 @@ def test_a_pipe_or_device_in_place_of_an_image_is_skipped(store_of_image, tmp_pa
   assert image_store.skipped == {f"a {kind} instead of an image": 1}
 
 
-def test_files_below_the_named_directories_are_read(store_of_image, tmp_path):
+def test_images_below_named_directories_are_read(store_of_image, tmp_path):
   elsewhere = str(tmp_path / "elsewhere.png")
   assert store_of_image(str(tmp_path / "data" / "images" / "1.png")).num_images == 2
   assert store_of_image("data/images/1.png", folder=str(tmp_path)).num_images == 2
@@ -113,6 +113,6 @@ def test_postscript_in_an_image_file_starts_no_program(read, monkeypatch):
 
 
 @pytest.mark.parametrize("image_format", image_files.FORMATS)
-def test_every_listed_format_is_read(image_format):
+def test_every_known_format_is_read(image_format):
   data = encode(Image.fromarray(PIXELS), image_format)
   assert image_files.read_pixels(data, 3).shape == (4, 4, 3)

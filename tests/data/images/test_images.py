@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from chances import assert_fits, assert_share
-from image_files import NOISE, ODD, encode, folders
+from image_files import NOISE, VARIED_FILES, encode, write_folders
 from refusals import refuses
 from t5x_like.corpora import image_files
 from t5x_like.corpora.sources import open_source
@@ -30,7 +30,7 @@ def open_images(source, folder, split="train", **options):
 
 def write_noise_folder(root, paths: str) -> str:
   """Write the same image to all paths, which are separated by spaces; return the source."""
-  return folders(root, dict.fromkeys(paths.split(), encode(NOISE)))
+  return write_folders(root, dict.fromkeys(paths.split(), encode(NOISE)))
 
 
 def zip_files(path, files: dict[str, bytes]) -> str:
@@ -52,7 +52,7 @@ def test_a_line_about_the_data_is_printed_once(capsys):
 
 
 def test_unusable_files_are_counted_and_images_are_stored_as_8_bit_grey_or_rgb(tmp_path, capsys):
-  images = open_images(folders(tmp_path / "pictures", ODD), tmp_path)
+  images = open_images(write_folders(tmp_path / "pictures", VARIED_FILES), tmp_path)
   assert images.skipped == {
     "not a readable image": 3,
     f"more than {image_files.MAX_PIXELS:,} pixels": 1,
@@ -60,11 +60,11 @@ def test_unusable_files_are_counted_and_images_are_stored_as_8_bit_grey_or_rgb(t
   assert images.classes == ("a", "b")
   assert images.labels.tolist() == [0] * 4 + [1] * 4
   assert images.name == "pictures"
-  names = sorted(ODD.keys() - {"b/broken.jpg", "b/notes.txt", "b/empty.png", "b/huge.png"})
+  names = sorted(VARIED_FILES.keys() - {"b/broken.jpg", "b/notes.txt", "b/empty.png", "b/huge.png"})
   contents = images.read(np.arange(8)).tolist()
   converted_names = set()
   for name, content in zip(names, contents, strict=True):
-    if content == ODD[name]:
+    if content == VARIED_FILES[name]:
       continue
     converted_names.add(name)
     image = Image.open(io.BytesIO(content))
@@ -74,7 +74,7 @@ def test_unusable_files_are_counted_and_images_are_stored_as_8_bit_grey_or_rgb(t
       expected = NOISE[..., 0]
     else:
       assert image.mode == "RGB"
-      expected = Image.open(io.BytesIO(ODD[name])).convert("RGB")
+      expected = Image.open(io.BytesIO(VARIED_FILES[name])).convert("RGB")
     np.testing.assert_array_equal(image, expected, err_msg=name)
   assert set(names) - converted_names == {"a/kept.jpg", "a/grey.png", "b/pixel.png"}
   assert images.read(np.array([7, 0])).tolist() == [contents[7], contents[0]]
@@ -83,7 +83,7 @@ def test_unusable_files_are_counted_and_images_are_stored_as_8_bit_grey_or_rgb(t
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_of_any_mode_are_batched_with_the_channels_of_the_task(channels, tmp_path):
-  source = folders(tmp_path / "pictures", ODD)
+  source = write_folders(tmp_path / "pictures", VARIED_FILES)
   batch = next(loader.eval_batches(build(source, tmp_path, channels=channels), batch_size=8))
   assert batch["image"].shape == (8, 8, 8, channels)
   assert np.isfinite(batch["image"]).all()
@@ -102,7 +102,7 @@ def test_photographs_are_turned_upright_by_their_exif_tag(tmp_path, capsys):
     "a/upright.jpg": encode(upright, "JPEG", quality=95),
     "a/wrong.jpg": encode(upright, "JPEG", quality=95, exif=b"Exif\0\0MM no tags"),
   }
-  images = open_images(folders(tmp_path / "photos", files), tmp_path)
+  images = open_images(write_folders(tmp_path / "photos", files), tmp_path)
   assert "1 converted to PNG, 1 turned upright" in capsys.readouterr().out
   for content, file in zip(images.read(np.arange(4)), files.values(), strict=True):
     # Batches ignore the tag when they decode an image; predictions from a file apply it.
@@ -118,7 +118,7 @@ CAT_AND_DOG = "train/cat/x.png train/dog/x.png Val/cat/x.png Val/dog/x.png"
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize(
-  "paths, splits, labels_of_train",
+  "paths, splits, train_labels",
   [
     (f"{CAT_AND_DOG} test/cat/y.png", ("train", "validation", "test"), ["cat", "dog"]),
     (f"{CAT_AND_DOG} test/y.png", ("train", "validation"), ["cat", "dog"]),
@@ -259,7 +259,7 @@ def write_grey_images(folder) -> str:
   images = {}
   for n in range(12):
     images[f"{'ab'[n // 6]}/{n:02}.png"] = encode(np.full((8, 8, 3), n, np.uint8))
-  return folders(folder / "pictures", images)
+  return write_folders(folder / "pictures", images)
 
 
 def test_every_epoch_has_each_image_once_with_its_repeats_in_a_row(tmp_path):
@@ -324,7 +324,7 @@ def test_corrupted_patches_are_masked_swapped_or_unchanged_and_targets_are_colou
   images = {}
   for n in range(4):
     images[f"a/{n}.png"] = encode(generator.integers(0, 256, (12, 12, 3)).astype(np.uint8))
-  source = folders(tmp_path / "pictures", images)
+  source = write_folders(tmp_path / "pictures", images)
   corrupted = build(source, tmp_path, "corrupted_images", resolution=12, patch=2, rate=0.5)
   batch = next(loader.train_batches(corrupted, batch_size=400, seed=1))
   sources = batch["patch_sources"]
@@ -411,6 +411,6 @@ def test_paths_without_images_are_refused(one_image_source, tmp_path, place, pro
 
 
 def test_a_source_without_readable_images_is_refused(tmp_path):
-  source = folders(tmp_path / "pictures", {"a/x.png": b"?"})
+  source = write_folders(tmp_path / "pictures", {"a/x.png": b"?"})
   with refuses("found 0 images", "1 records skipped"):
     build(source, tmp_path)

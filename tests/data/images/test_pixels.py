@@ -1,4 +1,4 @@
-"""Images are decoded as by Pillow, and resized alike with TensorFlow and without it."""
+"""Images are decoded as Pillow does, and resized equally with and without TensorFlow."""
 
 import io
 
@@ -12,7 +12,7 @@ from t5x_like.quiet_tensorflow import tf
 
 
 @pytest.mark.parametrize("encoding", ["4:4:4", "4:2:0", "grey", "progressive", "PNG"])
-def test_a_cropped_and_a_full_image_are_decoded_as_by_pillow(encoding):
+def test_full_and_cropped_images_are_decoded_as_pillow_does(encoding):
   noise = np.random.default_rng(0).integers(0, 256, (9, 11, 3)).astype(np.uint8)
   image = Image.fromarray(noise).resize((83, 61))
   if encoding == "grey":
@@ -34,8 +34,8 @@ def test_a_cropped_and_a_full_image_are_decoded_as_by_pillow(encoding):
     np.testing.assert_array_equal(crop, full_image[y : y + h, x : x + w])
 
 
-def resize_and_cut(image: np.ndarray, sides: tuple[int, int], crop: float) -> np.ndarray:
-  """Resize with all sides rounded down, as timm and torchvision do, and cut out the middle."""
+def resize_and_crop(image: np.ndarray, sides: tuple[int, int], crop: float) -> np.ndarray:
+  """Resize with sides rounded down, as timm and torchvision do, and crop the middle."""
   shape = np.array(image.shape[:2])
   min_size = np.array([int(side / crop) for side in sides])
   axis = (min_size / shape).argmax()
@@ -45,8 +45,8 @@ def resize_and_cut(image: np.ndarray, sides: tuple[int, int], crop: float) -> np
   return resized[y : y + sides[0], x : x + sides[1]]
 
 
-def assert_alike_without_tensorflow(image: np.ndarray, **options) -> np.ndarray:
-  """Fit an image to a resolution with TensorFlow and with NumPy; return the common result."""
+def fit_with_and_without_tensorflow(image: np.ndarray, **options) -> np.ndarray:
+  """Fit an image to a resolution with TensorFlow and with NumPy; assert that the results agree."""
   fitted = examples.fit_to_resolution(tf.constant(image), **options).numpy()
   np.testing.assert_allclose(pictures.fit_to_resolution(image, **options), fitted, atol=2e-3)
   return fitted
@@ -60,17 +60,17 @@ def assert_alike_without_tensorflow(image: np.ndarray, **options) -> np.ndarray:
     ((8, 8, 3), (8, 8), 1.0),
     ((1, 1, 3), (4, 4), 0.5),
     ((50, 31, 3), (12, 18), 0.875),
-    ((1, 20_000, 3), (64, 64), 1.0),  # takes gigabytes if it is resized before it is cut
+    ((1, 20_000, 3), (64, 64), 1.0),  # takes gigabytes if it is resized before it is cropped
   ],
 )
-def test_the_middle_of_an_image_equals_timms_with_and_without_tensorflow(shape, sides, crop):
+def test_middle_of_an_image_equals_timms(shape, sides, crop):
   image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
   options = dict(sides_2=sides, crop=crop, mean=(0.5,) * shape[-1])
-  middle = assert_alike_without_tensorflow(image, **options, fit="cut")
+  middle = fit_with_and_without_tensorflow(image, **options, fit="cut")
   if max(shape) < 100:
-    np.testing.assert_allclose(middle, resize_and_cut(image, sides, crop), atol=2e-3)
+    np.testing.assert_allclose(middle, resize_and_crop(image, sides, crop), atol=2e-3)
   for fit, method in (("squeezed_cut", "bilinear"), ("cut", "lanczos"), ("padded", "nearest")):
-    assert_alike_without_tensorflow(image, **options, fit=fit, method=method)
+    fit_with_and_without_tensorflow(image, **options, fit=fit, method=method)
 
 
 def resize_bicubic(image: np.ndarray, sides) -> np.ndarray:
@@ -80,10 +80,10 @@ def resize_bicubic(image: np.ndarray, sides) -> np.ndarray:
 @pytest.mark.parametrize(
   "shape, sides, inner_sides", [((20, 10, 3), (8, 12), (8, 4)), ((3, 12, 1), (8, 8), (2, 8))]
 )
-def test_a_padded_image_keeps_its_aspect_ratio_between_bars_of_the_mean(shape, sides, inner_sides):
+def test_padded_image_keeps_its_aspect_ratio_between_bars_of_the_mean(shape, sides, inner_sides):
   image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
   mean = (0.25, 0.5, 0.75)[: shape[-1]]
-  padded = assert_alike_without_tensorflow(image, sides_2=sides, crop=0.5, mean=mean, fit="padded")
+  padded = fit_with_and_without_tensorflow(image, sides_2=sides, crop=0.5, mean=mean, fit="padded")
   y = (sides[0] - inner_sides[0]) // 2
   x = (sides[1] - inner_sides[1]) // 2
   inside = np.s_[y : y + inner_sides[0], x : x + inner_sides[1]]
@@ -96,7 +96,7 @@ def test_a_padded_image_keeps_its_aspect_ratio_between_bars_of_the_mean(shape, s
 def test_a_squeezed_image_fills_the_resolution(shape, sides):
   image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
   mean = (0.5,) * shape[-1]
-  squeezed = assert_alike_without_tensorflow(
+  squeezed = fit_with_and_without_tensorflow(
     image, sides_2=sides, crop=0.5, mean=mean, fit="squeezed"
   )
   np.testing.assert_allclose(squeezed, resize_bicubic(image, sides), atol=2e-3)
@@ -145,7 +145,7 @@ def test_pixels_of_32_bits_out_of_range_are_refused(stored):
   ("mode", "file_format"),
   [("CMYK", "TIFF"), ("LA", "PNG"), ("P", "PNG"), ("RGBA", "PNG"), ("1", "PNG")],
 )
-def test_other_modes_keep_their_brightness(mode, file_format):
+def test_images_of_other_modes_are_converted_to_grey(mode, file_format):
   grey = Image.fromarray(np.where(GREY > 100, 255, 0).astype(np.uint8))
   file = io.BytesIO()
   extra = {"transparency": 0} if mode == "P" else {}

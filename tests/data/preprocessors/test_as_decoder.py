@@ -1,4 +1,4 @@
-"""A denoising task for a decoder joins the inputs and targets of the encoder-decoder's task."""
+"""Denoising tasks for decoders join the inputs and targets of the tasks for encoder-decoders."""
 
 import dataclasses
 
@@ -33,11 +33,11 @@ def root(tmp_path_factory):
 
 def build_and_read(root, name, arguments, form=None, seed=3):
   """Return the task and a batch of its first 12 examples in two epochs."""
-  built = task.build(name, "train", store=root, as_decoder=form, **arguments)
+  denoising_task = task.build(name, "train", store=root, as_decoder=form, **arguments)
   index = tf.range(12, dtype=tf.int64)
-  batch = built.set_shapes(built.batch(index, index % 2, seed))
-  assert batch.keys() == built.features.keys()
-  return built, {key: value.numpy() for key, value in batch.items()}
+  batch = denoising_task.set_shapes(denoising_task.batch(index, index % 2, seed))
+  assert batch.keys() == denoising_task.features.keys()
+  return denoising_task, {key: value.numpy() for key, value in batch.items()}
 
 
 @pytest.mark.parametrize("form", ["causal", "prefix"])
@@ -66,7 +66,7 @@ def test_inputs_and_targets_are_one_sequence(name, arguments, form, root):
       assert batch[key][row].tolist() == expected[key.removeprefix("decoder_")], key
 
 
-def test_padding_changes_nothing_and_only_the_inputs_see_ahead(root):
+def test_padding_has_no_effect_and_only_inputs_attend_ahead(root):
   _, batch = build_and_read(root, "ul2", {"length": 40}, "prefix")
   dims = Dims(embed=16, heads=2, kv_heads=2, head_dim=8, mlp=16, layers=1)
   variant = dataclasses.replace(t5_lm.VARIANTS["prefix-tiny"], dims=dims, vocab_size=32_000)
@@ -87,7 +87,7 @@ def test_padding_changes_nothing_and_only_the_inputs_see_ahead(root):
   assert differs_T.tolist() == [False] * (size - 1) + [True]
 
 
-def test_a_decoders_task_has_no_other_form(root):
+def test_as_decoder_is_refused_where_it_does_not_apply(root):
   arguments = {"length": 24, "documents_end": "nothing", "as_decoder": "causal"}
   with refuses("config.task.as_decoder: found 'causal', but this task does not make the inputs"):
     task.build("causal_lm", "train", store=root, **arguments)

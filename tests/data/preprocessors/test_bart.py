@@ -1,4 +1,4 @@
-"""BART's noise loses only the noise tokens, and draws from the distributions of the paper."""
+"""BART's noise removes only noise tokens, and has the distributions of the paper."""
 
 import math
 import re
@@ -19,20 +19,21 @@ MASK = 383
 FIRST = 1000  # the first token of `numbered_rows`, larger than MASK
 
 
-def keys(n):
+def row_keys(n):
   return random.row_keys(0, tf.range(n, dtype=tf.int64))
 
 
 def numbered_rows(rows: int, W: int) -> np.ndarray:
-  """Return equal rows of tokens whose ids tell their positions: FIRST, FIRST + 1, …"""
+  """Return equal rows of the ids FIRST, FIRST + 1, …, so that an id identifies its position."""
   return np.tile(np.arange(FIRST, FIRST + W, dtype=np.int32), (rows, 1))
 
 
+# Probabilities of the Poisson distribution of mean 3.
 POISSON = np.array([math.exp(-3) * 3**k / math.factorial(k) for k in range(30)])
 
 
 def merge_tail(counts, cells: int) -> list[float]:
-  """Return the first counts, and the sum of all others as the last."""
+  """Return the first counts, followed by the sum of all others."""
   return [*counts[:cells], counts[cells:].sum()]
 
 
@@ -40,7 +41,7 @@ def test_infilled_spans_have_poisson_lengths_and_uniform_positions():
   rows = 10_000
   W = 100
   noise = 30
-  infilled = bart.infill(tf.constant(numbered_rows(rows, W)), 0.3, 3.0, MASK, keys(rows))
+  infilled = bart.infill(tf.constant(numbered_rows(rows, W)), 0.3, 3.0, MASK, row_keys(rows))
   out = infilled[0].numpy()
   size = infilled[1].numpy()
   span_positions = np.zeros(W - noise + 1)
@@ -67,8 +68,8 @@ def test_infilled_spans_have_poisson_lengths_and_uniform_positions():
   expected = expected_spans(POISSON / POISSON.sum(), noise)
   assert_fits(merge_tail(span_lengths, 9), merge_tail(expected, 9))
   assert span_lengths.sum() / rows == pytest.approx(expected.sum(), rel=0.01)
-  # The last span drawn is cut so that the lengths sum to `noise`. It is not always the last of the
-  # row: both ends of a row are alike, within four standard deviations.
+  # The last span drawn is cut so that the lengths sum to `noise`. It may be anywhere in the row, so
+  # both ends of a row have the same statistics, within four standard deviations.
   ends = [outermost.T]
   for reach in (5, 20, 50):
     ends.append((missing[:, :reach].sum(axis=1), missing[:, -reach:].sum(axis=1)))
@@ -77,7 +78,7 @@ def test_infilled_spans_have_poisson_lengths_and_uniform_positions():
 
 
 def test_poisson_draws_fit_the_poisson_distribution():
-  drawn = bart.poisson(random.bits(keys(2000), 200), 3.0).numpy().ravel()
+  drawn = bart.poisson(random.bits(row_keys(2000), 200), 3.0).numpy().ravel()
   counts = np.bincount(drawn, minlength=30)
   assert_fits(merge_tail(counts, 11), merge_tail(POISSON, 11))
 
@@ -85,8 +86,8 @@ def test_poisson_draws_fit_the_poisson_distribution():
 @pytest.mark.parametrize(
   "W, rate, mean", [(3, 0.4, 3.0), (10, 0.3, 1.0), (100, 0.3, 1.0), (100, 0.9, 1.5)]
 )
-def test_infilling_never_makes_the_text_longer(W, rate, mean):
-  out, size = bart.infill(tf.constant(numbered_rows(500, W)), rate, mean, MASK, keys(500))
+def test_infilling_never_lengthens_a_text(W, rate, mean):
+  out, size = bart.infill(tf.constant(numbered_rows(500, W)), rate, mean, MASK, row_keys(500))
   assert size.numpy().max() <= W
   assert ((out.numpy() >= FIRST).sum(axis=1) == W - round(rate * W)).all()
 
@@ -95,16 +96,16 @@ def test_masking_deletion_and_rotation_choose_uniformly():
   rows = 4000
   W = 100
   tokens = numbered_rows(rows, W)
-  masked = bart.mask(tf.constant(tokens), 0.15, MASK, keys(rows)).numpy()
+  masked = bart.mask(tf.constant(tokens), 0.15, MASK, row_keys(rows)).numpy()
   is_masked = masked == MASK
   assert (is_masked.sum(axis=1) == 15).all()
   assert (is_masked | (masked == tokens)).all()
   assert_fits(is_masked.sum(axis=0), drawn=0.15)
-  deleted = bart.delete(tf.constant(tokens), 0.15, keys(rows)).numpy()
+  deleted = bart.delete(tf.constant(tokens), 0.15, row_keys(rows)).numpy()
   assert deleted.shape == (rows, 85)
   assert (np.diff(deleted, axis=1) > 0).all()
   assert_fits(rows - np.bincount(deleted.ravel() - FIRST, minlength=W), drawn=0.15)
-  rotated = bart.rotate(tf.constant(numbered_rows(5 * rows, W)), keys(5 * rows)).numpy()
+  rotated = bart.rotate(tf.constant(numbered_rows(5 * rows, W)), row_keys(5 * rows)).numpy()
   assert (np.diff(rotated - FIRST, axis=1) % W == 1).all()
   assert_fits(np.bincount(rotated[:, 0] - FIRST, minlength=W))
 
@@ -112,7 +113,7 @@ def test_masking_deletion_and_rotation_choose_uniformly():
 def test_sentences_are_permuted_whole_and_uniformly():
   text = "One two. Three! Four five six? 3.14 seven."
   tokens = np.tile(np.array(VOCABULARY.encode(text), np.int32), (6000, 1))
-  out = bart.permute_sentences(tf.constant(tokens), Sentences(VOCABULARY), keys(6000)).numpy()
+  out = bart.permute_sentences(tf.constant(tokens), Sentences(VOCABULARY), row_keys(6000)).numpy()
   orders, counts = np.unique(out, axis=0, return_counts=True)
   sentences = ["One two.", " Three!", " Four five six?", " 3.14 seven."]
   assert len(orders) == math.factorial(len(sentences))
@@ -132,8 +133,8 @@ def test_sentences_are_permuted_whole_and_uniformly():
   ids=str,
 )
 def test_inputs_and_targets_of_the_task_end_with_one_eos(arguments):
-  built_task = task.build("bart", "train", store="builtin", length=64, **arguments)
-  batch = next(loader.train_batches(built_task, batch_size=160, seed=1))
+  bart_task = task.build("bart", "train", store="builtin", length=64, **arguments)
+  batch = next(loader.train_batches(bart_task, batch_size=160, seed=1))
   targets = batch["decoder_target_tokens"]
   inputs = batch["encoder_input_tokens"]
   assert (targets[:, -1] == VOCABULARY.eos_id).all()

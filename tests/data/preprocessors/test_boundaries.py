@@ -1,4 +1,4 @@
-"""Words and sentences begin at the same ids as in the text, in any vocabulary and script."""
+"""Beginnings of words and sentences are found in the ids of any vocabulary and script."""
 
 import functools
 import random
@@ -44,8 +44,11 @@ LENGTH = 96
 
 
 @functools.cache
-def vocabulary(kind):
-  """Return a vocabulary of all samples, or of English alone, which spells the others as bytes."""
+def train_vocabulary_of_kind(kind):
+  """Return a vocabulary trained on all samples or, if named "english…", on the English one.
+
+  An English vocabulary encodes other scripts as bytes.
+  """
   scripts = ["english"] if kind.startswith("english") else SAMPLES
   lines = [(SAMPLES[script] * 3).encode() for script in scripts]
   if kind == "bytes":
@@ -62,8 +65,8 @@ def vocabulary(kind):
   return SentencePieceVocabulary(model)
 
 
-def rows(pieces):
-  """Return the ids of the samples, twice each, as padded rows; and the bytes of each row's ids."""
+def encode_samples(pieces):
+  """Return the ids of all samples, each repeated, as padded rows, and the bytes of every id."""
   ids = [pieces.encode(sample * 2) for sample in SAMPLES.values()]
   length = max(map(len, ids))
   return tf.constant([[*row, *[pieces.pad_id] * (length - len(row))] for row in ids]), [
@@ -72,34 +75,35 @@ def rows(pieces):
 
 
 def expected_beginnings(data):
-  """Return for each id, whose bytes `data` lists, whether it begins a word of the text."""
+  """Return for each id whether it begins a word of the text; `data` has the bytes of each id."""
   text = b"".join(data).decode()
-  beginnings = {}  # by byte
-  place = 0
-  before = Kind.OTHER
+  begins_at_byte = {}
+  position = 0
+  previous_kind = Kind.OTHER
   for letter in text:
     kind = segmentation.kind(letter)
-    follows_unspaced = kind == Kind.LETTER and before == Kind.UNSPACED
-    beginnings[place] = kind in (Kind.SPACE, Kind.UNSPACED) or follows_unspaced
-    before = before if kind == Kind.EXTENDING else kind
-    place += len(letter.encode())
+    follows_unspaced = kind == Kind.LETTER and previous_kind == Kind.UNSPACED
+    begins_at_byte[position] = kind in (Kind.SPACE, Kind.UNSPACED) or follows_unspaced
+    if kind != Kind.EXTENDING:
+      previous_kind = kind
+    position += len(letter.encode())
   starts = np.cumsum([0, *map(len, data)])[:-1]
-  return [beginnings.get(start, False) for start in starts.tolist()]
+  return [begins_at_byte.get(start, False) for start in starts.tolist()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_begin_where_the_text_has_them(kind):
-  pieces = vocabulary(kind)
-  tokens_BL, texts = rows(pieces)
+def test_words_begin_at_the_same_bytes_as_in_the_text(kind):
+  pieces = train_vocabulary_of_kind(kind)
+  tokens_BL, texts = encode_samples(pieces)
   begins_BL = Boundaries(pieces).word_starts(tokens_BL).numpy()
   for script, data, begins in zip(SAMPLES, texts, begins_BL):
     assert begins[: len(data)].tolist() == expected_beginnings(data), script
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "wordpiece"])
-def test_sentences_begin_where_the_text_has_them(kind):
-  pieces = vocabulary(kind)
-  tokens_BL, texts = rows(pieces)
+def test_sentences_begin_at_the_same_bytes_as_in_the_text(kind):
+  pieces = train_vocabulary_of_kind(kind)
+  tokens_BL, texts = encode_samples(pieces)
   begins_BL = Sentences(pieces).starts(tokens_BL).numpy()
   for data, begins in zip(texts, begins_BL):
     cuts = [0, *(np.flatnonzero(begins[: len(data) - 1]) + 1), len(data)]
@@ -113,13 +117,13 @@ def test_sentences_begin_where_the_text_has_them(kind):
 @pytest.mark.parametrize("ending", ["走。", "走！", "go.”", "go!’", "go.", "है।", "هذا؟"])
 @pytest.mark.parametrize("kind", ["bytelevel", "english_bytelevel", "bpe"])
 def test_terminators_of_all_scripts_end_sentences(kind, ending):
-  pieces = vocabulary(kind)
+  pieces = train_vocabulary_of_kind(kind)
   tokens = [*pieces.encode(ending), *pieces.encode(" fox")]
   assert Sentences(pieces).starts(tf.constant([tokens])).numpy().any()
 
 
-def test_a_piece_that_is_a_terminator_is_marked_by_itself():
-  pieces = vocabulary("unigram")
+def test_piece_of_a_terminator_ends_a_sentence():
+  pieces = train_vocabulary_of_kind("unigram")
   marked = sentences.punctuation(pieces)
   assert marked[pieces.encode("。")[-1]]
   assert not marked[pieces.encode("a")].any()
@@ -127,15 +131,15 @@ def test_a_piece_that_is_a_terminator_is_marked_by_itself():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_has_targets(kind):
-  pieces = vocabulary(kind)
+  pieces = train_vocabulary_of_kind(kind)
   draw = random.Random(0)
   tokens = []
   for script, sample in SAMPLES.items():
-    joint = "" if script in UNSPACED else " "
-    text = joint.join(draw.choices(segmentation.words(sample), k=400))
+    separator = "" if script in UNSPACED else " "
+    text = separator.join(draw.choices(segmentation.words(sample), k=400))
     ids = pieces.encode(text)
     rows_of_script = (ids[start : start + LENGTH] for start in (0, LENGTH))
-    # unknown words are one id in WordPiece
+    # In WordPiece an unknown word is a single id, so rows may be too short.
     tokens += [row for row in rows_of_script if len(row) == LENGTH]
   ordinary = ~np.isin(tokens, [pieces.unk_id, *pieces.special_ids]).all(axis=1)
   key_B = keys.row_keys(0, tf.range(len(tokens), dtype=tf.int64))
@@ -144,7 +148,7 @@ def test_every_row_has_targets(kind):
     assert (masked["weights"].numpy().sum(axis=1)[ordinary] > 0).all()
 
 
-def test_a_row_of_one_long_word_has_targets():
+def test_row_of_one_long_word_has_targets():
   pieces = ByteVocabulary()
   row = tf.constant([pieces.encode("x" * 64)])
   for mode in ("words", "spans", "ngrams"):
@@ -152,7 +156,7 @@ def test_a_row_of_one_long_word_has_targets():
     assert masked["weights"].numpy().sum() > 0
 
 
-def test_a_letter_cut_by_the_end_of_a_row_begins_nothing():
+def test_letter_cut_by_the_end_of_a_row_begins_no_word():
   pieces = ByteVocabulary()
   data = "ab我".encode()[:-1]
   tokens = tf.constant([[byte + 3 for byte in data]])

@@ -1,4 +1,4 @@
-"""Preprocessors in a user's file change any task's examples; their faults are one line each."""
+"""Preprocessors in a user's file change examples of any task; their errors are one line each."""
 
 import itertools
 import re
@@ -15,7 +15,7 @@ from t5x_like.data.preprocessors import user_defined
 from t5x_like.quiet_tensorflow import tf
 from tools import inspect_data
 
-MINE = """
+USER_FILE = """
 import tensorflow as tf
 
 INPUTS = "encoder_input_tokens"
@@ -50,58 +50,60 @@ def failing(example):
   with tf.control_dependencies([tf.debugging.assert_less(example[INPUTS], 3)]):
     return {**example, INPUTS: tf.identity(example[INPUTS])}
 """
-N = "encoder_input_tokens"
+INPUTS = "encoder_input_tokens"
 
 
 @pytest.fixture
 def user_file(tmp_path, monkeypatch):
   """Write the user's file and trust the functions in it; return its path."""
-  (tmp_path / "mine.py").write_text(MINE)
+  (tmp_path / "mine.py").write_text(USER_FILE)
   monkeypatch.chdir(tmp_path)
   # The loader makes several steps at once; these tests read one.
   monkeypatch.setattr(loader, "_MAX_STEPS_PER_CALL", 1)
   monkeypatch.setattr(sys, "path", sys.path.copy())
-  names = [*re.findall(r"^def (\w+)", MINE, re.MULTILINE), "missing"]
+  names = [*re.findall(r"^def (\w+)", USER_FILE, re.MULTILINE), "missing"]
   trust.begin_command([f"mine:{name}" for name in names])
   yield tmp_path / "mine.py"
   sys.modules.pop("mine", None)
 
 
-def build(*preprocessors, name="span_corruption", **arguments):
+def build_task(*preprocessors, name="span_corruption", **arguments):
   options = {"preprocessors": preprocessors} if preprocessors else {}
   arguments = {"inputs_length": 64} | arguments if name == "span_corruption" else arguments
   return task.build(name, "train", store="builtin", **options, **arguments)
 
 
-def read(built, start=0, rows=None):
-  return next(loader.train_batches(built, batch_size=4, seed=5, start_step=start, rows=rows))
+def read_batch(span_task, start=0, rows=None):
+  return next(loader.train_batches(span_task, batch_size=4, seed=5, start_step=start, rows=rows))
 
 
-def test_functions_of_an_example_and_of_a_batch_are_applied_in_their_order(user_file):
-  plain = build()
-  both = build("mine:lowercase", {"name": "mine:drop", "rate": 0.25})
+def test_preprocessors_of_examples_and_batches_are_applied_in_order(user_file):
+  plain = build_task()
+  both = build_task("mine:lowercase", {"name": "mine:drop", "rate": 0.25})
   assert both.numbering == plain.numbering
   assert both.features == plain.features
-  assert len({both.fingerprint, plain.fingerprint, build("mine:lowercase").fingerprint}) == 3
-  ids = read(plain, 3)[N]
+  assert len({both.fingerprint, plain.fingerprint, build_task("mine:lowercase").fingerprint}) == 3
+  ids = read_batch(plain, 3)[INPUTS]
   lowercase_ids = np.where((ids >= 68) & (ids <= 93), ids + 32, ids)
   batches = list(itertools.islice(loader.train_batches(both, batch_size=4, seed=5), 4))
-  ids_of_both = batches[3][N]
+  ids_of_both = batches[3][INPUTS]
   is_kept = ids_of_both != 2
   np.testing.assert_array_equal(ids_of_both[is_kept], lowercase_ids[is_kept])
   assert 0.15 < 1 - is_kept.mean() < 0.35
-  # rows 1 and 3 alone, as another host reads them from this step
-  np.testing.assert_array_equal(read(both, 3, [1, 3])[N], ids_of_both[[1, 3]])
+  # Rows 1 and 3 only, as another host reads them from this step.
+  np.testing.assert_array_equal(read_batch(both, 3, [1, 3])[INPUTS], ids_of_both[[1, 3]])
 
 
-def test_the_seed_follows_from_run_epoch_and_example(user_file):
-  noisy = build("mine:noisy")
-  plain = build()
+def test_seed_depends_on_run_epoch_and_example(user_file):
+  noisy = build_task("mine:noisy")
+  plain = build_task()
   index_B = tf.constant([0, 1, 2, 3], tf.int64)
 
   def read_noise(epoch, seed):
     epoch_B = tf.fill([4], tf.constant(epoch, tf.int64))
-    difference = noisy.batch(index_B, epoch_B, seed)[N] - plain.batch(index_B, epoch_B, seed)[N]
+    difference = (
+      noisy.batch(index_B, epoch_B, seed)[INPUTS] - plain.batch(index_B, epoch_B, seed)[INPUTS]
+    )
     return difference.numpy()[:, 0].tolist()
 
   first = read_noise(epoch=0, seed=1)
@@ -111,7 +113,7 @@ def test_the_seed_follows_from_run_epoch_and_example(user_file):
   assert read_noise(epoch=1, seed=1) != first
 
 
-def test_preprocessors_of_a_mixture_apply_to_parts_without_their_own(user_file):
+def test_preprocessors_of_a_mixture_apply_to_parts_without_preprocessors(user_file):
   parts = {"a": {"inputs_length": 64}, "b": {"inputs_length": 48, "preprocessors": ["mine:drop"]}}
   mixture = task.build(
     "mixture",
@@ -121,21 +123,21 @@ def test_preprocessors_of_a_mixture_apply_to_parts_without_their_own(user_file):
     parts=parts,
     period=10,
   )
-  assert mixture.parts["a"].fingerprint == build("mine:lowercase").fingerprint
-  assert mixture.parts["b"].fingerprint == build("mine:drop", inputs_length=48).fingerprint
-  assert not np.isin(read(mixture)[N], range(68, 94)).all()
+  assert mixture.parts["a"].fingerprint == build_task("mine:lowercase").fingerprint
+  assert mixture.parts["b"].fingerprint == build_task("mine:drop", inputs_length=48).fingerprint
+  assert not np.isin(read_batch(mixture)[INPUTS], range(68, 94)).all()
 
 
-def test_a_changed_file_changes_the_fingerprint_unless_the_function_has_a_version(user_file):
-  before = build("mine:lowercase").fingerprint
-  user_file.write_text(MINE + "\n# a comment\n")
-  assert build("mine:lowercase").fingerprint != before
+def test_fingerprint_follows_the_users_file_or_the_version_of_the_function(user_file):
+  before = build_task("mine:lowercase").fingerprint
+  user_file.write_text(USER_FILE + "\n# a comment\n")
+  assert build_task("mine:lowercase").fingerprint != before
   sys.modules["mine"].lowercase.version = 1
-  first = build("mine:lowercase").fingerprint
-  user_file.write_text(MINE + "\n# another\n")
-  assert build("mine:lowercase").fingerprint == first
+  first = build_task("mine:lowercase").fingerprint
+  user_file.write_text(USER_FILE + "\n# another\n")
+  assert build_task("mine:lowercase").fingerprint == first
   sys.modules["mine"].lowercase.version = 2
-  assert build("mine:lowercase").fingerprint != first
+  assert build_task("mine:lowercase").fingerprint != first
 
 
 @pytest.mark.parametrize(
@@ -154,15 +156,15 @@ def test_a_changed_file_changes_the_fingerprint_unless_the_function_has_a_versio
     ("missing", "cannot be used: AttributeError"),
   ],
 )
-def test_a_fault_is_one_line_that_names_the_function(user_file, name, problem):
+def test_error_is_one_line_that_names_the_function(user_file, name, problem):
   with refuses("config.task.preprocessors", f"mine:{name}", problem):
-    build(f"mine:{name}")
+    build_task(f"mine:{name}")
 
 
-def test_a_fault_in_the_middle_of_training_names_the_function_too(user_file, monkeypatch):
-  monkeypatch.setattr(user_defined, "_check", lambda *_: None)  # as if the first examples had none
+def test_error_during_training_names_the_function(user_file, monkeypatch):
+  monkeypatch.setattr(user_defined, "_check", lambda *_: None)  # the check of the first examples
   with refuses("config.task.preprocessors: mine:late failed: ", "a fault"):
-    read(build("mine:late"))
+    read_batch(build_task("mine:late"))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_a_fault_in_the_middle_of_training_names_the_function_too(user_file, mon
     ([{"name": "mine:drop", "rat": 0.1}], "[0].rat: unknown key (did you mean 'rate'"),
   ],
 )
-def test_a_bad_list_of_preprocessors_is_refused(user_file, preprocessors, problem):
+def test_bad_lists_of_preprocessors_are_refused(user_file, preprocessors, problem):
   with refuses(f"config.task.preprocessors{problem}"):
     task.build("span_corruption", "train", store="builtin", preprocessors=preprocessors)
 
@@ -189,20 +191,20 @@ def test_inspect_data_shows_features_before_and_after(user_file, capsys, request
   assert "before" not in capsys.readouterr().out
 
 
-def test_a_dataset_gives_the_batches_of_the_loader():
-  built = build()
-  batches = dataset(built, 5, 3, batch_size=4)
+def test_dataset_has_the_batches_of_the_loader():
+  span_task = build_task()
+  batches = dataset(span_task, 5, 3, batch_size=4)
   assert isinstance(batches, tf.data.Dataset)
-  assert batches.element_spec[N] == tf.TensorSpec([4, 64], tf.int32)
-  expected = loader.train_batches(built, batch_size=4, seed=5, start_step=3)
+  assert batches.element_spec[INPUTS] == tf.TensorSpec([4, 64], tf.int32)
+  expected = loader.train_batches(span_task, batch_size=4, seed=5, start_step=3)
   for batch in batches.take(3):
     for name, value in next(expected).items():
       np.testing.assert_array_equal(batch[name].numpy(), value, strict=True)
   for _ in range(5):
-    next(iter(batches))  # an iterator that is dropped at once
+    next(iter(batches))  # dropping the iterator at once does no harm
 
 
-def test_a_dataset_from_a_negative_step_is_refused():
-  built = build()
+def test_dataset_from_a_negative_step_is_refused():
+  span_task = build_task()
   with refuses("start_step: found -1"):
-    dataset(built, 0, -1)
+    dataset(span_task, 0, -1)

@@ -1,4 +1,4 @@
-"""Packing plans use every example once, fill rows to the limit, and lay rows out as SeqIO does."""
+"""Packing plans use every example once and fill rows up to their limits."""
 
 import hashlib
 
@@ -26,7 +26,7 @@ def packings(draw):
 
 @settings(max_examples=100)
 @given(packings())
-def test_every_example_once_and_no_row_too_long(case):
+def test_plan_uses_every_example_once_and_no_row_is_too_long(case):
   lengths, limits, seed = case
   plan = packing.plan(lengths, limits, seed)
   assert sorted(plan.examples.tolist()) == list(range(len(lengths)))
@@ -44,39 +44,44 @@ def test_every_example_once_and_no_row_too_long(case):
   np.testing.assert_array_equal(same_plan.row_starts, plan.row_starts)
 
 
-def lognormal(mean, sigma, size=30_000, seed=0):
-  """Draw lengths from 1 with about this mean."""
-  logs = np.random.default_rng(seed).normal(np.log(mean), sigma, size)
+def draw_lognormal(median, sigma, size=30_000, seed=0):
+  """Draw log-normal lengths of at least 1 with about this median."""
+  logs = np.random.default_rng(seed).normal(np.log(median), sigma, size)
   return np.maximum(np.exp(logs).astype(int), 1)
 
 
-SOURCE_LENGTHS = lognormal(15, 0.4)
+SOURCE_LENGTHS = draw_lognormal(15, 0.4)
 
 
 def pair_with_targets(percent: int) -> np.ndarray:
-  """Return lengths of sources and of targets that are about `percent` as long."""
-  return np.stack([SOURCE_LENGTHS, SOURCE_LENGTHS * lognormal(percent, 0.2, seed=1) // 100], 1)
+  """Return the lengths of sources, and of targets of about `percent` percent of these lengths."""
+  return np.stack([SOURCE_LENGTHS, SOURCE_LENGTHS * draw_lognormal(percent, 0.2, seed=1) // 100], 1)
 
 
-# name: the lengths of examples in each stream, and the limits of a row
+# name: (the lengths of examples in each stream, the limits of a row)
 CASES = {
-  "sentences": (lognormal(20, 0.5)[:, None], (256,)),
-  "paragraphs": (lognormal(150, 0.45)[:, None], (512,)),
+  "sentences": (draw_lognormal(20, 0.5)[:, None], (256,)),
+  "paragraphs": (draw_lognormal(150, 0.45)[:, None], (512,)),
   "uniform": (np.random.default_rng(1).integers(1, 513, (30_000, 1)), (512,)),
   "translation": (pair_with_targets(100), (512, 512)),
   "translation, short rows": (pair_with_targets(103), (128, 128)),
   "translation, three a row": (pair_with_targets(103)[:4000], (48, 48)),
-  "answers": (np.stack([lognormal(150, 0.4), lognormal(5, 0.5)], 1), (2048, 128)),
-  "answers, both full": (np.stack([lognormal(180, 0.4), lognormal(5, 0.4)], 1)[:6000], (2048, 64)),
-  # 35 labels a row, 2 tokens over
-  "labels": (np.stack([lognormal(20, 0.5), np.full(30_000, 3)], 1), (512, 107)),
-  "summaries": (np.stack([lognormal(260, 0.4), lognormal(30, 0.4)], 1)[:2000], (1024, 128)),
+  "answers": (np.stack([draw_lognormal(150, 0.4), draw_lognormal(5, 0.5)], 1), (2048, 128)),
+  "answers, both full": (
+    np.stack([draw_lognormal(180, 0.4), draw_lognormal(5, 0.4)], 1)[:6000],
+    (2048, 64),
+  ),
+  # 35 labels of 3 tokens fill 105 of 107 tokens of a row.
+  "labels": (np.stack([draw_lognormal(20, 0.5), np.full(30_000, 3)], 1), (512, 107)),
+  "summaries": (
+    np.stack([draw_lognormal(260, 0.4), draw_lognormal(30, 0.4)], 1)[:2000],
+    (1024, 128),
+  ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_of_the_longer_stream_are_full(name):
-  """The other stream is as full as the ratio of their tokens permits."""
+def test_rows_are_full_of_the_longer_stream(name):
   lengths, limits = CASES[name]
   lengths = np.clip(lengths, 1, limits).astype(int)
   plan = packing.plan(lengths, limits)
@@ -85,8 +90,8 @@ def test_rows_of_the_longer_stream_are_full(name):
   assert np.array_equal(np.sort(plan.examples), np.arange(len(lengths)))
 
 
-def test_more_lengths_than_groups_still_fill_rows_within_the_limits(monkeypatch):
-  """Lengths are then rounded up, and groups are dealt into several parts."""
+def test_many_distinct_lengths_still_fill_rows_within_the_limits(monkeypatch):
+  """The planner then rounds lengths up, and splits the groups of equal lengths into parts."""
   monkeypatch.setattr(bins, "_MAX_PATTERN_GROUPS", 300)
   monkeypatch.setattr(bins, "_MAX_BEST_FIT_GROUPS", 100)
   monkeypatch.setattr(bins, "_GROUPS_TOGETHER", 64)
@@ -114,7 +119,7 @@ def test_small_plans_have_the_fewest_rows(lengths, rows):
   assert packing.plan(np.array(lengths), (10, 10)).num_rows == rows
 
 
-def test_a_composed_row_is_repeated_while_its_groups_last(monkeypatch):
+def test_composition_of_a_row_is_reused_while_its_groups_last(monkeypatch):
   compose = bins._compose
   calls = []
 
@@ -131,24 +136,24 @@ def test_a_composed_row_is_repeated_while_its_groups_last(monkeypatch):
   assert max(plan.utilisation) > 0.998
 
 
-def test_the_seed_decides_only_which_examples_share_a_row():
-  lengths = lognormal(20, 0.5, 2000)[:, None].clip(max=64)
+def test_seed_changes_only_which_examples_share_a_row():
+  lengths = draw_lognormal(20, 0.5, 2000)[:, None].clip(max=64)
   first_plan = packing.plan(lengths, (64,), seed=0)
   second_plan = packing.plan(lengths, (64,), seed=1)
   assert first_plan.num_rows == second_plan.num_rows
   assert not np.array_equal(first_plan.examples, second_plan.examples)
 
 
-def test_plans_are_frozen():
-  """Runs resume into the same rows only while this stays as it is."""
+def test_plans_do_not_change_between_releases():
+  """A resumed run reads the same rows only while these plans stay the same."""
   lengths = np.array([[5], [3], [3], [7], [2], [9], [1], [4]])
   plan = packing.plan(lengths, (10,), 3)
   assert plan.examples.tolist() == [2, 4, 0, 7, 5, 6, 1, 3]
   assert plan.row_starts.tolist() == [0, 2, 4, 6, 8]
 
 
-def test_plans_of_pairs_are_frozen():
-  """As `test_plans_are_frozen`."""
+def test_plans_of_pairs_do_not_change_between_releases():
+  """See `test_plans_do_not_change_between_releases`."""
   n = np.arange(2000)
   plan = packing.plan(np.stack([4 + n % 23, 4 + n % 19 + n % 5], axis=1), (128, 128), 3)
   assert plan.num_rows == 235
@@ -169,6 +174,6 @@ def test_plans_of_pairs_are_frozen():
     ([[3]], (0,), ("row lengths: found ", "expected at least 1")),
   ],
 )
-def test_examples_longer_than_a_row_and_empty_rows_are_refused(lengths, limits, names):
+def test_too_long_examples_and_empty_rows_are_refused(lengths, limits, names):
   with refuses(*names):
     packing.plan(np.array(lengths), limits)

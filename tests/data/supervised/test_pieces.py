@@ -1,4 +1,4 @@
-"""Examples prepared by any processes, killed or not, are the same bytes; plans are cached."""
+"""Prepared examples do not depend on the number of processes or on interruptions."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from t5x_like.errors import UserError
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-  """Write 3,000 records, some without a target, one with a NUL; return their source."""
+  """Write 3,000 records, some without a target and one with a NUL; return their source."""
   file = tmp_path_factory.mktemp("records") / "a.jsonl"
   rows = []
   for i, (n, m) in enumerate(np.random.default_rng(0).integers(0, 12, (3_000, 2)).tolist()):
@@ -28,7 +28,7 @@ def source(tmp_path_factory):
   return f"jsonl:{file}"
 
 
-def build(source, cache, **arguments):
+def build_task(source, cache, **arguments):
   return task.build(
     "text_to_text",
     "train",
@@ -43,7 +43,7 @@ def build(source, cache, **arguments):
 
 @pytest.fixture(scope="module", autouse=True)
 def small_batches():
-  """Prepare batches of about 250 records, each a shard."""
+  """Make preparations use batches of about 250 records, and write each as a shard."""
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(job, "BATCH_CHARACTERS", 2**15)
     patched.setattr(example_store.PreparedExamples, "shard_values", 1)
@@ -52,16 +52,16 @@ def small_batches():
 
 @pytest.fixture(scope="module")
 def expected_files(source, small_batches, tmp_path_factory):
-  """Return the files of a cache that one process prepared without being stopped."""
+  """Return the files of a cache that one process prepared without interruption."""
   cache = tmp_path_factory.mktemp("uninterrupted")
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(batches, "_MAX_BATCHES_ALONE", 1_000)
-    build(source, cache)
+    build_task(source, cache)
   return read_files(cache)
 
 
-def test_several_processes_make_the_same_bytes(source, expected_files, tmp_path):
-  build(source, tmp_path)
+def test_several_processes_write_the_same_files(source, expected_files, tmp_path):
+  build_task(source, tmp_path)
   assert read_files(tmp_path) == expected_files
   (manifest,) = [name for name in expected_files if name.endswith("manifest.json")]
   record = json.loads(expected_files[manifest])
@@ -69,7 +69,7 @@ def test_several_processes_make_the_same_bytes(source, expected_files, tmp_path)
   assert record["num_shards"] > 10
 
 
-def test_a_stopped_preparation_goes_on(source, expected_files, tmp_path, monkeypatch):
+def test_interrupted_preparation_resumes(source, expected_files, tmp_path, monkeypatch):
   write = building._write_shard
   written_shards = []
 
@@ -82,23 +82,23 @@ def test_a_stopped_preparation_goes_on(source, expected_files, tmp_path, monkeyp
   with monkeypatch.context() as patched:
     patched.setattr(building, "_write_shard", write_seven_shards)
     with pytest.raises(KeyboardInterrupt):
-      build(source, tmp_path)
+      build_task(source, tmp_path)
   (shards,) = tmp_path.glob(".*.incomplete/inputs")
   sorted(shards.iterdir())[3].write_bytes(b"damaged")
   resumed_shards = []
   monkeypatch.setattr(
     building, "_write_shard", lambda *arguments: resumed_shards.append(write(*arguments))
   )
-  build(source, tmp_path)
+  build_task(source, tmp_path)
   assert read_files(tmp_path) == expected_files
   assert not list(tmp_path.glob(".*.progress"))
-  # of the seven shards, the damaged one and later ones are made again
+  # Three shards are reused; the damaged fourth and all later ones are written again.
   assert len(resumed_shards) == len([name for name in expected_files if "/inputs/" in name]) - 3
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("count", [1, 4, 8, 12])
-def test_a_killed_preparation_goes_on(count, source, expected_files, tmp_path):
+def test_killed_preparation_resumes(count, source, expected_files, tmp_path):
   program = """
 import sys
 from t5x_like.corpora import job
@@ -118,7 +118,7 @@ task.build("text_to_text", "train", **about)
   assert read_files(tmp_path) == expected_files
 
 
-def test_a_source_that_changed_while_prepared_is_prepared_anew(tmp_path, monkeypatch):
+def test_unfinished_preparation_of_a_changed_source_is_discarded(tmp_path, monkeypatch):
   def stop(*_):
     raise UserError("stopped here")
 
@@ -126,11 +126,11 @@ def test_a_source_that_changed_while_prepared_is_prepared_anew(tmp_path, monkeyp
   monkeypatch.setattr(building, "publish", stop)
   file.write_text('{"a": "one", "b": "two"}\n')
   with pytest.raises(UserError, match="stopped here"):
-    build(f"jsonl:{file}", tmp_path / "cache")
+    build_task(f"jsonl:{file}", tmp_path / "cache")
   monkeypatch.undo()
   file.write_text('{"a": "one", "b": "three"}\n')
-  built_task = build(f"jsonl:{file}", tmp_path / "cache")
-  assert built_task.num_examples == 1
+  text_task = build_task(f"jsonl:{file}", tmp_path / "cache")
+  assert text_task.num_examples == 1
 
 
 def test_plans_are_cached_by_lengths_limits_seed_and_edition(tmp_path, monkeypatch):
@@ -148,11 +148,11 @@ def test_plans_are_cached_by_lengths_limits_seed_and_edition(tmp_path, monkeypat
   calls = []
   plan = packing.plan
 
-  def note_and_plan(*arguments):
+  def record_and_plan(*arguments):
     calls.append(arguments)
     return plan(*arguments)
 
-  monkeypatch.setattr(packing, "plan", note_and_plan)
+  monkeypatch.setattr(packing, "plan", record_and_plan)
   assert_is_expected(packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path)))
   assert not calls
   file.write_bytes(file.read_bytes()[:-1])
@@ -167,7 +167,7 @@ def test_plans_are_cached_by_lengths_limits_seed_and_edition(tmp_path, monkeypat
   assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_plans_are_made_where_they_cannot_be_cached(tmp_path):
+def test_plans_are_computed_if_they_cannot_be_cached(tmp_path):
   lengths = np.random.default_rng(0).integers(0, 60, (500, 2))
   (tmp_path / "file").write_text("")
   plan = packing.load_or_plan(lengths, (64, 64), 3, str(tmp_path / "file"))  # not a folder
@@ -175,8 +175,8 @@ def test_plans_are_made_where_they_cannot_be_cached(tmp_path):
   assert packing.load_or_plan(lengths[:0], (64, 64), 3, str(tmp_path)).num_rows == 0
 
 
-def test_training_opens_a_plan_from_its_file(source, tmp_path, monkeypatch):
-  first = build(source, tmp_path)
+def test_training_reads_a_cached_plan(source, tmp_path, monkeypatch):
+  first = build_task(source, tmp_path)
   assert len(list(tmp_path.glob("*/plans/*"))) == 1
   monkeypatch.setattr(packing, "plan", None)
-  assert build(source, tmp_path).num_examples == first.num_examples
+  assert build_task(source, tmp_path).num_examples == first.num_examples

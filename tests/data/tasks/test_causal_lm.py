@@ -1,4 +1,4 @@
-"""Check the features of decoder-only tasks against plain loops over the documents."""
+"""Features of decoder-only tasks equal plain loops over the documents."""
 
 import numpy as np
 import pytest
@@ -28,20 +28,20 @@ def root(folder):
   return str(folder)
 
 
-def build(root, name, **arguments):
+def build_task(root, name, **arguments):
   defaults = {"length": LENGTH, "documents_end": "nothing", "dynamic_offsets": False}
   return task.build(name, "train", store=root, **defaults | arguments)
 
 
-def read_batch(built, num_rows=None):
+def read_batch(lm_task, num_rows=None):
   """Return the first rows of a task, by default one epoch; more rows continue in later epochs."""
-  row = tf.range(num_rows or built.num_examples, dtype=tf.int64)
-  features = built.batch(row % built.num_examples, row // built.num_examples, 0)
+  row = tf.range(num_rows or lm_task.num_examples, dtype=tf.int64)
+  features = lm_task.batch(row % lm_task.num_examples, row // lm_task.num_examples, 0)
   return {name: value.numpy() for name, value in features.items()}
 
 
 def test_every_token_is_a_target_once(root):
-  batch = read_batch(build(root, "causal_lm"))
+  batch = read_batch(build_task(root, "causal_lm"))
   assert set(batch) == {"decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"}
   stream = np.arange(LENGTH * EXAMPLES) + corpora.FIRST
   assert batch["decoder_target_tokens"].ravel().tolist() == stream.tolist()
@@ -53,17 +53,17 @@ def test_every_token_is_a_target_once(root):
 
 
 @pytest.mark.parametrize("document_mask", [False, True])
-def test_the_end_of_a_document_is_a_target(tmp_path, document_mask):
+def test_eos_of_a_document_is_a_target(tmp_path, document_mask):
   lengths = corpora.write(tmp_path / "train", LENGTH * EXAMPLES, [30, 9, 40, 3], append_eos=True)
   stream = []
   end = 0
   for length in lengths:
     stream += [*range(end + corpora.FIRST, end + corpora.FIRST + length), 1]
     end += length
-  built = task.build(
+  lm_task = task.build(
     "causal_lm", "train", store=str(tmp_path), length=LENGTH, document_mask=document_mask
   )
-  batch = read_batch(built)
+  batch = read_batch(lm_task)
   targets = batch["decoder_target_tokens"].ravel()
   inputs = batch["decoder_input_tokens"]
   assert targets.tolist() == stream[: len(targets)]
@@ -106,10 +106,10 @@ def test_a_store_whose_documents_end_otherwise_than_the_task_expects_is_refused(
       task.build(name, "train", store=str(tmp_path), **arguments)
     fingerprints = set()
     for documents_end in (store_end, "any"):
-      built = task.build(
+      lm_task = task.build(
         name, "train", store=str(tmp_path), documents_end=documents_end, **arguments
       )
-      fingerprints.add(built.fingerprint)
+      fingerprints.add(lm_task.fingerprint)
     assert len(fingerprints) == 1
   for name, arguments in accepted_tasks:
     task.build(name, "train", store=str(tmp_path), **arguments)
@@ -128,8 +128,8 @@ def test_the_builtin_store_has_eos_if_the_task_expects_it():
   assert not (read_batch(without_eos, 8)["decoder_target_tokens"] == 1).any()
 
 
-def test_a_document_mask_separates_documents(root):
-  batch = read_batch(build(root, "causal_lm", document_mask=True))
+def test_document_mask_separates_documents(root):
+  batch = read_batch(build_task(root, "causal_lm", document_mask=True))
   documents = np.resize(np.repeat(np.arange(4), DOCUMENT_LENGTHS), LENGTH * EXAMPLES)
   for row, row_documents in enumerate(documents.reshape(EXAMPLES, LENGTH)):
     inputs = []
@@ -151,22 +151,22 @@ def test_a_document_mask_separates_documents(root):
     assert batch["decoder_positions"][row].tolist() == positions
 
 
-def test_cut_windows_end_both_parts_with_eos():
+def test_both_parts_of_a_cut_window_end_with_eos():
   inputs, targets = cut_windows(tf.constant([[5, 6, 7, 8]] * 3), tf.constant([2, 0, 4]), 1)
   assert inputs.numpy().tolist() == [[5, 6, 1, 0, 0], [1, 0, 0, 0, 0], [5, 6, 7, 8, 1]]
   assert targets.numpy().tolist() == [[7, 8, 1, 0, 0], [5, 6, 7, 8, 1], [1, 0, 0, 0, 0]]
 
 
-def test_the_start_id_is_bos_or_else_eos():
+def test_start_id_is_bos_or_if_missing_eos():
   vocabulary = ByteVocabulary()
   assert start_id(vocabulary) == vocabulary.eos_id
   vocabulary.bos_id = 17
   assert start_id(vocabulary) == 17
 
 
-def test_the_cut_is_uniform_in_both_architectures(root):
+def test_cut_of_a_prefix_lm_is_uniform_in_both_architectures(root):
   num_rows = 4_000
-  decoder = read_batch(build(root, "prefix_lm"), num_rows)
+  decoder = read_batch(build_task(root, "prefix_lm"), num_rows)
   prefix = (decoder["decoder_loss_weights"] == 0).sum(axis=1)
   position = np.arange(LENGTH)
   np.testing.assert_array_equal(decoder["decoder_loss_weights"], position >= prefix[:, None])
@@ -175,10 +175,10 @@ def test_the_cut_is_uniform_in_both_architectures(root):
     decoder["decoder_input_tokens"][:, 1:], decoder["decoder_target_tokens"][:, :-1]
   )
   pairs = read_batch(
-    build(root, "prefix_lm", architecture="encoder_decoder", length=LENGTH + 1), num_rows
+    build_task(root, "prefix_lm", architecture="encoder_decoder", length=LENGTH + 1), num_rows
   )
   input_lengths = (pairs["encoder_input_tokens"] > 1).sum(axis=1)
-  # both architectures have the same windows and the same random cuts
+  # Both architectures have the same windows and the same random cuts.
   np.testing.assert_array_equal(input_lengths, prefix)
   for row in range(0, num_rows, 50):
     window = decoder["decoder_target_tokens"][row].tolist()
@@ -202,4 +202,4 @@ def test_the_cut_is_uniform_in_both_architectures(root):
 )
 def test_impossible_arguments_are_refused(root, arguments, names):
   with refuses(*names):
-    build(root, "prefix_lm", **arguments)
+    build_task(root, "prefix_lm", **arguments)

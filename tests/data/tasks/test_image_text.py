@@ -1,4 +1,4 @@
-"""Images with captions are kept once with all captions, of which each epoch draws one."""
+"""Images are stored once with all their captions, of which each epoch draws one."""
 
 import io
 
@@ -18,7 +18,7 @@ COLORS = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-  """A folder of images, and JSON lines and a table of their captions."""
+  """Return a folder of images, with their captions in JSON lines and in a table."""
   folder = tmp_path_factory.mktemp("pairs")
   for number, color in enumerate(COLORS):
     Image.fromarray(np.full((9, 9, 3), color, np.uint8)).save(folder / f"{number}.png")
@@ -52,7 +52,7 @@ def build_task(pairs, form="jsonl", **arguments):
 
 
 @pytest.mark.parametrize("form", ["jsonl", "tsv"])
-def test_every_usable_image_is_kept_once_with_all_of_its_captions(pairs, form, capsys):
+def test_every_readable_image_is_stored_once_with_all_its_captions(pairs, form, capsys):
   task = build_task(pairs, form)
   tokens_CT, image_C = task.captions()
   texts = [ByteVocabulary().decode(row) for row in tokens_CT]
@@ -68,7 +68,7 @@ def test_every_usable_image_is_kept_once_with_all_of_its_captions(pairs, form, c
     assert not row[end + 1 :].any()
 
 
-def test_an_epoch_has_every_image_with_one_of_its_captions_drawn_anew(pairs):
+def test_each_epoch_has_every_image_with_a_random_caption(pairs):
   task = build_task(pairs)
   captions = {0: {"red", "a red tile"}, 1: {"green"}, 2: {"blue", "deep blue", "the sea"}}
   drawn_captions = {number: set() for number in captions}
@@ -81,13 +81,13 @@ def test_an_epoch_has_every_image_with_one_of_its_captions_drawn_anew(pairs):
   assert drawn_captions == captions
 
 
-def test_evaluation_takes_the_first_caption(pairs):
+def test_evaluation_uses_the_first_caption(pairs):
   (batch,) = loader.eval_batches(build_task(pairs), batch_size=3)
   texts = [ByteVocabulary().decode(row) for row in batch["text_input_tokens"]]
   assert texts == ["red", "green", "blue"]
 
 
-def test_long_captions_are_cut_before_their_end_as_prompts_are(pairs, capsys):
+def test_long_captions_are_truncated_and_end_with_eos_as_prompts_do(pairs, capsys):
   task = build_task(pairs, length=6)
   tokens_CT, _ = task.captions()
   assert "3 of 6 captions cut to 6 tokens" in capsys.readouterr().out
@@ -103,11 +103,11 @@ def test_long_captions_are_cut_before_their_end_as_prompts_are(pairs, capsys):
     ({"image": "0.png"}, ("found no field 'caption' among image",)),
     ({"image": 3, "caption": "x"}, ("found int in field 'image'",)),
     ({"image": "3.png", "caption": "x"}, ("found 0 images, 1 records skipped (image file not",)),
-    # a fault of the file system, unlike a missing file, is not skipped
+    # An error of the file system, unlike a missing file, is not skipped.
     ({"image": "loop.png", "caption": "x"}, ("loop.png' cannot be read: found a link to itself",)),
   ],
 )
-def test_an_unusable_record_is_refused(pairs, tmp_path, record, names):
+def test_bad_records_are_refused(pairs, tmp_path, record, names):
   json_lines.write(tmp_path / "bad.jsonl", [record])
   (pairs / "loop.png").unlink(missing_ok=True)
   (pairs / "loop.png").symlink_to("loop.png")
@@ -116,7 +116,7 @@ def test_an_unusable_record_is_refused(pairs, tmp_path, record, names):
 
 
 def test_captions_are_read_from_tfds(tmp_path):
-  """Features like those of coco_captions: an encoded image, and a sequence of captions."""
+  """As in coco_captions, the features are an encoded image and a sequence of captions."""
   from t5x_like.quiet_tensorflow import tfds
 
   with tfds.core.registered.skip_registration():

@@ -1,4 +1,4 @@
-"""Multiple choice makes a row of each option and learns a softmax over the options."""
+"""Multiple choice has a row for each option, and its loss is a softmax over the options."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +43,7 @@ RECORD_TASK = {
 RACE_KEYS = ("text", "options", "option", "placeholder", "label_field", "labels", "choices")
 
 
-def build(folder, records, **arguments):
+def build_task(folder, records, **arguments):
   json_lines.write(folder / "choices.jsonl", records)
   defaults = {
     "source": f"jsonl:{folder}/choices.jsonl",
@@ -53,7 +53,7 @@ def build(folder, records, **arguments):
   return task.build("multiple_choice", "train", **defaults | arguments)
 
 
-def spell(batch, row):
+def decode_options(batch, row):
   """Return `text|option` for each option of a row."""
   cls = vocabularies.special_id(BYTES, "cls")
   sep = vocabularies.special_id(BYTES, "sep")
@@ -73,15 +73,21 @@ def spell(batch, row):
   return spellings
 
 
-def test_each_option_is_a_row_behind_its_text(tmp_path):
-  built = build(tmp_path, [COPA, COPA | {"label": "choice2"}, COPA | {"label": -1}], **COPA_TASK)
-  batch = next(loader.eval_batches(built, batch_size=3))
+def test_each_option_is_a_row_after_its_text(tmp_path):
+  choice_task = build_task(
+    tmp_path, [COPA, COPA | {"label": "choice2"}, COPA | {"label": -1}], **COPA_TASK
+  )
+  batch = next(loader.eval_batches(choice_task, batch_size=3))
   question = "It rained. What was the effect?|"
-  assert spell(batch, 0) == spell(batch, 2) == [question + "Wet.", question + "Dry, all of it."]
+  assert (
+    decode_options(batch, 0)
+    == decode_options(batch, 2)
+    == [question + "Wet.", question + "Dry, all of it."]
+  )
   assert batch["option_labels"].tolist() == [[2, 1], [1, 2], [1, 1]]
   assert batch["label"].tolist() == [0, 1, 0]
   assert batch["example_weights"].tolist() == [1, 1, 0]
-  first, second, unlabelled = built.examples(())
+  first, second, unlabelled = choice_task.examples(())
   assert first["label"] == "choice1"
   assert first["right"] == [0]
   assert first["answers"] == ["Wet."]
@@ -92,43 +98,48 @@ def test_each_option_is_a_row_behind_its_text(tmp_path):
   assert unlabelled["right"] == unlabelled["answers"] == []
 
 
-def test_entities_take_the_place_of_the_placeholder_and_several_may_be_right(tmp_path):
+def test_entities_replace_the_placeholder_and_several_may_be_right(tmp_path):
   five_entities = RECORD | {"entities": ["Ann", "Bob", "Cid", "Dan", "Eve"], "answers": ["Eve"]}
-  built = build(tmp_path, [RECORD | {"answers": ["Cid", "Ann"]}, five_entities], **RECORD_TASK)
-  batch = next(loader.eval_batches(built, batch_size=2))
+  choice_task = build_task(
+    tmp_path, [RECORD | {"answers": ["Cid", "Ann"]}, five_entities], **RECORD_TASK
+  )
+  batch = next(loader.eval_batches(choice_task, batch_size=2))
   names = ("Ann", "Bob", "Cid")
-  assert spell(batch, 0)[:3] == [f"Ann met Bob.|{name} saw Bob" for name in names]
+  assert decode_options(batch, 0)[:3] == [f"Ann met Bob.|{name} saw Bob" for name in names]
   assert batch["option_labels"].tolist() == [[2, 1, 2, 0], [1, 1, 1, 1]]
-  assert batch["example_weights"].tolist() == [1, 0]  # the right one of five was left out
-  assert [example["answers"] for example in built.examples(())] == [["Cid", "Ann"], ["Eve"]]
+  # The right entity of the second record is the fifth, beyond `choices`.
+  assert batch["example_weights"].tolist() == [1, 0]
+  assert [example["answers"] for example in choice_task.examples(())] == [["Cid", "Ann"], ["Eve"]]
 
 
-def test_an_option_fills_the_gap_of_a_question_or_follows_it(tmp_path):
+def test_option_fills_the_gap_in_a_question_or_follows_it(tmp_path):
   """As in fairseq's and ALBERT's code for RACE."""
   record = {"article": "Ann ran.", "options": ["Ann", "Bob", "a _", "it"], "answer": "A"}
   race = {key: choices.SUITE.tasks["race_high"].encoder.task[key] for key in RACE_KEYS}
-  built = build(tmp_path, [record | {"question": text} for text in ("_ ran.", "Who?")], **race)
-  batch = next(loader.eval_batches(built, batch_size=2))
-  assert spell(batch, 0) == [f"Ann ran.|{option} ran." for option in record["options"]]
-  assert spell(batch, 1) == [f"Ann ran.|Who? {option}" for option in record["options"]]
+  choice_task = build_task(
+    tmp_path, [record | {"question": text} for text in ("_ ran.", "Who?")], **race
+  )
+  batch = next(loader.eval_batches(choice_task, batch_size=2))
+  assert decode_options(batch, 0) == [f"Ann ran.|{option} ran." for option in record["options"]]
+  assert decode_options(batch, 1) == [f"Ann ran.|Who? {option}" for option in record["options"]]
 
 
-def test_long_texts_are_cut_before_options(tmp_path):
-  built = build(
+def test_long_texts_are_truncated_before_options(tmp_path):
+  choice_task = build_task(
     tmp_path, [COPA | {"choice2": "x" * 40}, COPA | {"choice2": "x" * 80}], length=50, **COPA_TASK
   )
-  batch = next(loader.eval_batches(built, batch_size=2))
-  assert spell(batch, 0) == ["It rained. What was the effect?|Wet.", "It rain|" + "x" * 40]
-  assert spell(batch, 1)[1] == "I|" + "x" * 46
+  batch = next(loader.eval_batches(choice_task, batch_size=2))
+  assert decode_options(batch, 0) == ["It rained. What was the effect?|Wet.", "It rain|" + "x" * 40]
+  assert decode_options(batch, 1)[1] == "I|" + "x" * 46
 
 
-def test_the_loss_is_that_of_a_softmax_over_the_options_of_a_row():
-  """Kinds of options: 0 is none, 1 is wrong, 2 is right."""
+def test_loss_is_the_softmax_cross_entropy_over_the_options_of_a_row():
+  """Option labels: 0 is no option, 1 is wrong, 2 is right."""
   scores = np.array([[1.0, 2.0, 5.0], [0.5, -1.0, 0.0], [3.0, 0.0, 0.0]], np.float32)
-  kinds = np.array([[2, 1, 0], [1, 2, 2], [2, 1, 1]], np.int32)
+  option_labels = np.array([[2, 1, 0], [1, 2, 2], [2, 1, 1]], np.int32)
   batch = {
     "encoder_input_tokens": np.zeros((3, 3, 4), np.int32),
-    "option_labels": kinds,
+    "option_labels": option_labels,
     "label": np.array([0, 1, 0]),
     "example_weights": np.array([1.0, 1.0, 0.0], np.float32),
   }
@@ -156,4 +167,4 @@ def test_the_loss_is_that_of_a_softmax_over_the_options_of_a_row():
 )
 def test_bad_records_and_arguments_are_refused(record, arguments, names, tmp_path):
   with refuses(*names):
-    build(tmp_path, [record], **arguments)
+    build_task(tmp_path, [record], **arguments)
