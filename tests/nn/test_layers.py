@@ -1,4 +1,4 @@
-"""Norms, dropout, masks, the dense core, residuals and parameters equal their definitions."""
+"""Norms, dropout, masks, the dense core, residuals and parameters follow their definitions."""
 
 from functools import partial
 
@@ -41,7 +41,7 @@ def test_rms_norm_of_zeros_is_zero():
 
 def test_rms_norm_statistics_are_float32():
   norm = RMSNorm(4096, rngs())
-  # the sum of squares in bfloat16 would be far off
+  # A sum of squares in bfloat16 would be far off.
   out = norm(jnp.full((1, 1, 4096), 300.0, jnp.bfloat16))
   assert out.dtype == jnp.bfloat16
   assert float(jnp.abs(out - 1).max()) < 4e-3
@@ -74,14 +74,15 @@ def test_dropout_has_its_rate_and_its_shared_axis(shared, width):
 
 @pytest.mark.parametrize("width", [512, 511])
 def test_neighbours_drop_out_independently(width):
-  """Neighbours share random bits; they agree as often as chance has it, along both axes."""
+  """Neighbours share random bits, but agree as often as independent draws, along both axes."""
   keep = np.asarray(jax.jit(Dropout(0.1))(jnp.ones((64, 7, width)), jax.random.key(3))) > 0
   for first, second in ((keep[..., :-1], keep[..., 1:]), (keep[:, :-1], keep[:, 1:])):
-    share = (first == second).mean()
-    assert abs(share - 0.82) < 5 * np.sqrt(0.82 * 0.18 / first.size)
+    expected = 0.9 * 0.9 + 0.1 * 0.1
+    deviation = np.sqrt(expected * (1 - expected) / first.size)
+    assert abs((first == second).mean() - expected) < 5 * deviation
 
 
-def test_dropout_gradient_is_its_own_mask():
+def test_gradient_of_dropout_is_its_mask():
   x = jnp.asarray(normal(4, 5, 6))
 
   @jax.jit
@@ -107,7 +108,7 @@ def test_subkeys_differ():
 # Mask
 
 
-def test_a_mask_combines_causality_segments_and_windows():
+def test_mask_combines_causality_segments_and_padding():
   q = np.array([[0, 1, 0]], np.int32)
   k = np.array([[0, 1, 0, 1]], np.int32)
   q_seg = np.array([[1, 1, 2]], np.int32)
@@ -176,11 +177,15 @@ def test_dense_core_softmax_is_float32_in_bfloat16():
 
 
 class Double(nnx.Module):
+  """A sublayer that returns 2 x and an auxiliary loss."""
+
   def __call__(self, x, context, cache, key):
     return 2 * x, {"balance": jnp.float32(1.5)}, cache
 
 
 class Add(nnx.Module):
+  """A stand-in for a norm, which adds a constant."""
+
   def __init__(self, n):
     self.n = n
 
@@ -188,7 +193,7 @@ class Add(nnx.Module):
     return x + self.n
 
 
-def test_residual_places_norms_where_its_equation_says():
+def test_residual_follows_its_equation():
   x = jnp.asarray(normal(1, 2, 3))
   full = Residual(Double(), in_norm=Add(1.0), res_norm=Add(10.0), out_norm=Add(100.0), alpha=3.0)
   y, _, _ = full(x, None, None, None)
@@ -231,7 +236,7 @@ MLP_AXES = {
 }
 
 
-def axes_of(module):
+def logical_axes(module):
   return {name: param.axes for name, param in params.named_params(module).items()}
 
 
@@ -241,7 +246,7 @@ def mlp():
 
 
 def test_parameters_have_names_and_logical_axes(mlp):
-  assert axes_of(mlp) == MLP_AXES
+  assert logical_axes(mlp) == MLP_AXES
 
 
 def test_parameters_are_counted_with_and_without_arrays(mlp):
@@ -254,12 +259,12 @@ def test_replaced_arrays_keep_names_and_axes(mlp):
   for number, (name, array) in enumerate(params.arrays(mlp).items()):
     new_arrays[name] = jnp.full(array.shape, number, jnp.float32)
   replaced = params.with_arrays(jax.eval_shape(lambda: mlp), new_arrays)
-  assert axes_of(replaced) == MLP_AXES
+  assert logical_axes(replaced) == MLP_AXES
   for name, array in params.arrays(replaced).items():
     np.testing.assert_array_equal(array, new_arrays[name])
 
 
-def test_parameters_are_drawn_with_the_stated_deviation_and_independently():
+def test_initial_parameters_have_their_deviation_and_are_independent():
   source = rngs()
   a = params.param(source, params.fan_in_normal(64, gain=0.5), (64, 512), (None, None))[...]
   b = params.param(source, params.fan_in_normal(64, gain=0.5), (64, 512), (None, None))[...]
@@ -267,20 +272,22 @@ def test_parameters_are_drawn_with_the_stated_deviation_and_independently():
   assert abs(float((a * b).mean())) < 1e-4
 
 
-def test_heads_that_do_not_share_keys_evenly_are_refused():
+def test_heads_that_are_no_multiple_of_kv_heads_are_refused():
   with refuses("heads=6", "kv_heads=4", error=ValueError):
     Dims(embed=8, heads=6, kv_heads=4, head_dim=2, mlp=8, layers=1)
 
 
-def test_a_parameter_without_a_name_for_each_axis_is_refused():
+def test_parameter_without_a_name_for_each_axis_is_refused():
   with refuses("logical axes", error=ValueError):
     params.param(rngs(), params.ones, (2, 3), ("embed",))
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 8), (4, 1, 8), (3, 5), (7,), (2, 1, 1), (200, 300)])
-def test_dropout_draws_no_array_of_pairs(shape):
-  """Every array of the drawing but its two seeds has the shape's axes: a TPU pads a last axis of
-  two to 128 lanes."""
+def test_dropout_computes_no_array_with_a_last_axis_of_two(shape):
+  """A TPU pads such an axis to 128 lanes.
+
+  All arrays of the computation have as many axes as the mask, except for the two seeds.
+  """
 
   def draw(key):
     return dropout_mask(key, 0.25, shape)[0]
@@ -297,9 +304,8 @@ def test_dropout_draws_no_array_of_pairs(shape):
 @pytest.mark.parametrize(
   "make", [RMSNorm, LayerNorm, GroupNorm, None], ids=["rms", "layer", "group", "gelu"]
 )
-def test_the_backward_pass_keeps_the_input_alone(make):
-  """Exactly the gradient of the plain function, from a bfloat16 array where JAX would keep several
-  float32 ones."""
+def test_only_the_input_is_saved_for_the_backward_pass(make):
+  """The gradient equals the plain function's, for which JAX would save several float32 arrays."""
   function = gelu if make is None else make.__call__
   arguments = () if make is None else (make(32, rngs()),)
   shape = (4, 2, 4, 8, 32) if make is GroupNorm else (4, 4, 8, 32)

@@ -1,4 +1,4 @@
-"""Adapters start as nothing, equal the kernels they are merged into, and alone have gradients."""
+"""LoRA adapters start without effect, can be merged into kernels, and follow their paper."""
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,8 @@ def build_adapted_model(kind, layers="scan"):
   )
 
 
-def build_with_random_adapters(model):
-  """Return a model whose adapters have an effect: B is random too."""
+def randomise_adapters(model):
+  """Return a model with random values instead of zeros in B, so that adapters have an effect."""
 
   def draw(n, x):
     return jax.random.normal(jax.random.key(len(n)), x.shape) if n.endswith("lora_b") else x
@@ -53,26 +53,28 @@ def build_with_random_adapters(model):
   ("kind", "layers"),
   beyond(1, [("encoder_decoder", "scan"), ("encoder", "scan"), ("decoder", "loop")]),
 )
-def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
+def test_new_adapters_have_no_effect_and_merged_equals_unmerged(kind, layers):
   plain = jax.jit(lambda: build_plain_model(CASES[kind], layers))()
   zero = jax.jit(lambda: build_adapted_model(kind, layers))()
-  moved = build_with_random_adapters(zero)
+  randomised = randomise_adapters(zero)
   batch = apart(CASES[kind])
   run = jax.jit(lambda model: model(batch)["logits"])
   before = run(plain)
-  moved_logits = run(moved)
+  randomised_logits = run(randomised)
   np.testing.assert_array_equal(run(zero), before)
-  assert np.abs(moved_logits - before).max() > 0.01
-  merged_logits = run(without_adapters(moved, merged=True))
-  np.testing.assert_allclose(merged_logits, moved_logits, atol=1e-5 * np.abs(moved_logits).max())
-  base_arrays = params.arrays(without_adapters(moved, merged=False))
+  assert np.abs(randomised_logits - before).max() > 0.01
+  merged_logits = run(without_adapters(randomised, merged=True))
+  np.testing.assert_allclose(
+    merged_logits, randomised_logits, atol=1e-5 * np.abs(randomised_logits).max()
+  )
+  base_arrays = params.arrays(without_adapters(randomised, merged=False))
   for name, array in params.arrays(plain).items():
     np.testing.assert_array_equal(base_arrays.pop(name), array)
   assert not base_arrays
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_the_defaults_adapt_queries_and_values(kind):
+def test_defaults_adapt_queries_and_values(kind):
   tuning = tunings_lora.Tuning()
 
   def build():
@@ -113,10 +115,10 @@ def test_adapters_have_the_names_axes_and_sizes_of_their_kernels(kind):
     assert (merged[name].shape, merged[name].axes, merged[name].unit) == (p.shape, p.axes, p.unit)
 
 
-def test_an_adapter_follows_its_papers_formula():
+def test_adapter_follows_its_papers_formula():
   rngs = nnx.Rngs(params=3)
   linear = Linear((3, 4), ("embed", "mlp"), params.fan_in_normal(3), rngs, bias=True)
-  layer = build_with_random_adapters(lora.LoraLinear(linear, 2, 0.25, jax.random.key(0)))
+  layer = randomise_adapters(lora.LoraLinear(linear, 2, 0.25, jax.random.key(0)))
   x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
   W = np.asarray(layer.kernel[...], np.float64)
   b = np.asarray(layer.bias[...], np.float64)
@@ -125,13 +127,12 @@ def test_an_adapter_follows_its_papers_formula():
   np.testing.assert_allclose(layer(jnp.asarray(x)), x @ (W + 0.25 * A @ B) + b, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  "mesh", beyond(1, [{"fsdp": 4, "tensor": 2}, {"fsdp": 8}])
-)  # alone, FSDP gathers several kernels as one
-def test_adapters_split_over_devices_compute_the_same(mesh):
+# With FSDP only, several kernels are gathered as one.
+@pytest.mark.parametrize("mesh", beyond(1, [{"fsdp": 4, "tensor": 2}, {"fsdp": 8}]))
+def test_gradients_of_sharded_adapters_equal_one_device(mesh):
   batch = {name: np.concatenate([x] * 8) for name, x in apart(CASES["decoder"]).items()}
   rules = Rules.make(make_mesh(mesh))
-  model = jax.jit(lambda: build_with_random_adapters(build_adapted_model("decoder")))()
+  model = jax.jit(lambda: randomise_adapters(build_adapted_model("decoder")))()
   abstract = jax.eval_shape(lambda: model)
   arrays = params.arrays(model)
   sharded = jax.device_put(arrays, rules.param_shardings(params.named_params(abstract)))
@@ -155,7 +156,7 @@ def test_adapters_split_over_devices_compute_the_same(mesh):
   assert_gradients_close(sharded_gradients, expected, rtol=1e-7, atol=2e-5)
 
 
-def test_a_target_that_names_no_kernel_is_refused():
+def test_target_that_names_no_kernel_is_refused():
   with refuses("'qurey' names no kernel", "key, out, query, value, wi, wo"):
     targets = ("value", "qurey")
     jax.eval_shape(

@@ -1,4 +1,4 @@
-"""A stack computes the same when its layers lie on the stages of a pipeline."""
+"""A stack whose layers are on the stages of a pipeline equals the stack on one device."""
 
 from dataclasses import replace
 
@@ -46,7 +46,8 @@ def packed_batch(side):
 
 
 BERT = next(iter(bert.VARIANTS.values())).design
-CASES = {  # family, design, features, arguments
+# name: (family, design, features of a batch, arguments of the model)
+CASES = {
   "decoder": (llama, llama.LLAMA2, packed_batch("decoder"), {}),
   "encoder": (bert, BERT, packed_batch("encoder"), {"remat": "full"}),
   "encoder_decoder": (
@@ -72,7 +73,7 @@ for name, core in topics.cases("PIPELINED_CORES").items():
   CASES[name] = (bert, replace(BERT, core=core), packed_batch("encoder"), {})
 
 
-def rules_of(mesh):
+def make_rules(mesh):
   return Rules.make(make_mesh(mesh, jax.devices()[: int(np.prod(list(mesh.values()), initial=1))]))
 
 
@@ -80,7 +81,7 @@ def run(case, mesh, **changes):
   """Return ((logits of tokens, auxiliary losses), gradients, the compiled program)."""
   family, design, batch, arguments = CASES[case]
   model = tiny.model(Variant(DIMS, design, 64), family=family, **(arguments | changes))
-  rules = rules_of(mesh)
+  rules = make_rules(mesh)
   arrays = jax.device_put(params.arrays(model), rules.param_shardings(params.named_params(model)))
   weights = np.random.default_rng(0).standard_normal((ROWS, LENGTH, 1)).astype(np.float32)
   side = "decoder" if "decoder_segment_ids" in batch else "encoder"
@@ -116,16 +117,16 @@ def test_stages_equal_one_device(case, mesh):
     np.testing.assert_allclose(gradients[name], g, rtol=1e-4, atol=atol, err_msg=name)
 
 
-def test_only_arrays_with_a_row_per_example_are_cut():
-  """The vectors of 512 distances in DeBERTa are as many as the rows of some batches."""
+def test_only_arrays_with_a_row_per_example_are_divided_into_microbatches():
+  """DeBERTa's array of vectors for 512 distances may have as many rows as a batch."""
   rows = jnp.zeros((ROWS, 1, 2, 2))
   vectors = jnp.zeros((ROWS, 16))
   mask = Mask(positions(LENGTH), positions(LENGTH))
-  for bias, cut in ((rows, True), (vectors, False), (rows[:1], False)):
+  for bias, is_divided in ((rows, True), (vectors, False), (rows[:1], False)):
     context = Context(mask=mask, bias=bias, position_vectors=jnp.zeros((ROWS, LENGTH, 16)))
-    piece = pipelines.MicrobatchRows.divide(context, ROWS, 4).context(context, 1)
-    assert piece.bias.shape[0] == (ROWS // 4 if cut else bias.shape[0])
-    assert piece.position_vectors.shape[0] == ROWS // 4
+    microbatch = pipelines.MicrobatchRows.divide(context, ROWS, 4).context(context, 1)
+    assert microbatch.bias.shape[0] == (ROWS // 4 if is_divided else bias.shape[0])
+    assert microbatch.position_vectors.shape[0] == ROWS // 4
 
 
 @pytest.mark.parametrize(
@@ -140,5 +141,5 @@ def test_only_arrays_with_a_row_per_example_are_cut():
 def test_layers_and_rows_that_do_not_divide_are_refused(pipeline, words):
   family, design, batch, _ = CASES["decoder"]
   make = tiny.maker(Variant(DIMS, design, 64), family=family, pipeline=pipeline)
-  with refuses(*words), rules_of(MESH).activate():
+  with refuses(*words), make_rules(MESH).activate():
     jax.eval_shape(lambda key: make(key)(batch), jax.random.key(0))

@@ -1,4 +1,4 @@
-"""Remat recomputes the layers of a period one at a time, and keeps the activations of experts."""
+"""Remat recomputes layers one at a time, and "minimal" saves the activations of experts."""
 
 import dataclasses
 
@@ -13,8 +13,8 @@ from t5x_like.models import albert, gemma3, mixtral
 GEMMA3_PERIOD = 6  # five local layers and a global one
 
 
-def equations(jaxpr, primitive: str) -> list:
-  """Return the equations of a program with a primitive."""
+def find_equations(jaxpr, primitive: str) -> list:
+  """Return the equations of a program that apply a primitive."""
   return [equation for equation in jaxpr.eqns if equation.primitive.name == primitive]
 
 
@@ -26,8 +26,8 @@ def test_each_layer_of_a_period_is_recomputed_separately(layers, is_loop):
   ids_BT = jnp.zeros((2, 8), jnp.int32)
   names = ("decoder_input_tokens", "decoder_positions", "decoder_segment_ids")
   traced = jax.make_jaxpr(lambda model: model.outputs(dict.fromkeys(names, ids_BT)))(model)
-  [scan] = equations(traced.jaxpr, "scan")
-  regions = equations(scan.params["jaxpr"].jaxpr, "remat2")
+  [scan] = find_equations(traced.jaxpr, "scan")
+  regions = find_equations(scan.params["jaxpr"].jaxpr, "remat2")
   assert len(regions) == GEMMA3_PERIOD
   # The compiler unrolls a scan of one period, and would then merge recomputation with the forward
   # pass unless `prevent_cse` forbids it.
@@ -36,14 +36,14 @@ def test_each_layer_of_a_period_is_recomputed_separately(layers, is_loop):
 
 
 @pytest.mark.parametrize("layers, is_loop", [(3, True), (1, False)])
-def test_a_scan_of_one_shared_layer_prevents_elimination(layers, is_loop):
+def test_scan_of_one_shared_layer_prevents_cse(layers, is_loop):
   tiny = albert.VARIANTS["albert-tiny"]
   variant = dataclasses.replace(tiny, dims=dataclasses.replace(tiny.dims, layers=layers))
   model = jax.eval_shape(lambda: albert.Model(nnx.Rngs(0), variant=variant, remat="full"))
   batch = {"encoder_input_tokens": jnp.zeros((2, 8), jnp.int32)}
   traced = jax.make_jaxpr(lambda model: model.outputs(batch)["next_sentence_logits"])(model)
-  [scan] = equations(traced.jaxpr, "scan")
-  [region] = equations(scan.params["jaxpr"].jaxpr, "remat2")
+  [scan] = find_equations(traced.jaxpr, "scan")
+  [region] = find_equations(scan.params["jaxpr"].jaxpr, "remat2")
   assert region.params["prevent_cse"] is not is_loop
 
 
@@ -58,9 +58,9 @@ def count_grouped_products(jaxpr) -> int:
   return count
 
 
-# Three kernels of an expert: each has a forward product and two of its gradients.
+# Each of the three kernels of an expert has a forward product and two products of gradients.
 @pytest.mark.parametrize("remat, products", [("none", 9), ("minimal", 9), ("full", 9 + 3)])
-def test_experts_whose_activations_are_kept_are_not_recomputed(remat, products):
+def test_experts_with_saved_activations_are_not_recomputed(remat, products):
   model = jax.eval_shape(
     lambda: mixtral.Model(nnx.Rngs(0), variant=mixtral.VARIANTS["tiny"], remat=remat)
   )

@@ -1,4 +1,4 @@
-"""Layers that share parameters equal a stack of as many equal layers."""
+"""Layers that share parameters equal a stack of separate layers with equal parameters."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ VARIANT = dataclasses.replace(
 @pytest.mark.parametrize(
   "form", [dict(layers="scan", remat="full"), more.later(dict(layers="loop"))], ids=["scan", "loop"]
 )
-def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
+def test_shared_layers_equal_separate_layers_whose_gradients_are_summed(form):
   shared = jax.jit(lambda: albert.Model(nnx.Rngs(params=0), variant=VARIANT, **form))()
   separate = jax.eval_shape(lambda: Encoder(nnx.Rngs(params=0), variant=VARIANT, **form))
   tokens = np.random.default_rng(0).integers(4, tiny.VOCAB, (2, 7)).astype(np.int32)
@@ -52,7 +52,7 @@ def test_shared_layers_are_equal_layers_whose_gradients_add_up(form):
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=atol, err_msg=name)
 
 
-def test_groups_are_not_split_over_stages():
+def test_groups_split_over_stages_are_refused():
   variant = dataclasses.replace(VARIANT, groups=3)
   stack = jax.eval_shape(lambda: albert.Model(nnx.Rngs(params=0), variant=variant)).encoder
   blocks = jax.tree.map(lambda leaf: leaf.update(shape=(1, *leaf.shape[1:])), (stack.blocks, None))
@@ -64,12 +64,12 @@ def test_groups_are_not_split_over_stages():
   "layers, groups, times",
   [(12, 1, (12,)), (5, 2, (3, 2)), (12, 5, (3, 2, 3, 2, 2)), (2, 3, (1, 1, 0))],
 )
-def test_groups_run_as_often_as_in_the_released_code(layers, groups, times):
+def test_groups_run_as_many_times_as_in_the_released_code(layers, groups, times):
   dims = dataclasses.replace(VARIANT.dims, layers=layers)
   assert dataclasses.replace(VARIANT, dims=dims, groups=groups).times == times
 
 
-def test_every_layer_drops_out_by_itself():
+def test_dropout_changes_the_output_with_the_key():
   model = jax.jit(lambda: albert.Model(nnx.Rngs(params=0), variant=VARIANT, dropout=0.5))()
   batch = {"encoder_input_tokens": np.full((2, 7), 5, np.int32)}
   run = jax.jit(lambda key: model.encode(batch, key)[0])

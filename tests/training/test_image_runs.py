@@ -126,7 +126,7 @@ def test_another_resolution_starts_from_published_weights(converted, tmp_path):
 @pytest.mark.more
 def test_other_classes_get_a_new_head(folder, tmp_path):
   photo = image_files.encode(np.full((16, 16), 40, np.uint8))
-  source = image_files.folders(tmp_path / "photos", {"a/1.png": photo, "b/1.png": photo})
+  source = image_files.write_folders(tmp_path / "photos", {"a/1.png": photo, "b/1.png": photo})
   flags = (
     f"--config.init.workdir={folder}/run",
     "--config.model.head.labels=auto",

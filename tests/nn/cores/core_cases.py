@@ -34,7 +34,7 @@ def qkv(B=2, T=37, S=None, N=4, K=2, H=8, seed=0):
 
 
 def packed(T=37):
-  """(segments, positions) int32 [2, T]: rows of several sequences, the last segment (0) padding."""
+  """Return (segments, positions) int32 [2, T] of rows of three sequences; segment 0 is padding."""
   lengths = [(11, 9, 14), (20, 6, 7)]
   segments = np.zeros((2, T), np.int32)
   pos = np.zeros((2, T), np.int32)
@@ -67,7 +67,7 @@ def mask(kind: str, T=37) -> Mask:
 
 
 def bias(kind: str, T=37, N=4):
-  """Return (the stack's bias, the layer's position)."""
+  """Return (the bias of the stack, the position scheme of a layer); at most one is not None."""
   if kind == "table":
     return RelativeBias(rngs(5), heads(N), buckets=8, max_distance=20), None
   if kind == "array":
@@ -76,16 +76,20 @@ def bias(kind: str, T=37, N=4):
 
 
 def sees_a_key(mask: Mask, B=2) -> jax.Array:
-  """Return bool [B, T]: queries that see any key."""
+  """Return a mask [B, T] of the queries that have a visible key."""
   allowed = mask.dense()
   T = mask.q_pos.shape[1]
-  return (
-    jnp.ones((B, T), bool) if allowed is None else jnp.broadcast_to(allowed[:, 0].any(-1), (B, T))
-  )
+  if allowed is None:
+    return jnp.ones((B, T), bool)
+  return jnp.broadcast_to(allowed[:, 0].any(-1), (B, T))
 
 
 def with_gradients(core, mask: Mask, rows: jax.Array, *, scale=0.4, **options):
-  """Jitted `(q, k, v, bias, position) -> (output where `rows` says, gradients for all five)`."""
+  """Return a compiled function `(q, k, v, bias, position) -> (output, gradients of all five)`.
+
+  Args:
+    rows: a mask [B, T] of the queries whose output counts.
+  """
   weights = jnp.asarray(normal(1, rows.shape[1], 1, 1, seed=20))
 
   def loss(q, k, v, bias, position):
@@ -103,7 +107,7 @@ def with_gradients(core, mask: Mask, rows: jax.Array, *, scale=0.4, **options):
 
 
 def assert_equals_dense(core, mask: Mask, args, rows=None, **options):
-  """Assert that output and all gradients, also of the bias's parameters, are the dense core's."""
+  """Assert that output and gradients, also of the bias's parameters, equal the dense core's."""
   rows = sees_a_key(mask) if rows is None else rows
   actual = with_gradients(core, mask, rows, **options)(*args)
   expected = with_gradients(Dense(), mask, rows, **options)(*args)
@@ -113,7 +117,7 @@ def assert_equals_dense(core, mask: Mask, args, rows=None, **options):
 
 
 def flops(spec, T, causal=False):
-  """Return FLOPs of the forward and the backward pass, as the compiler counts them."""
+  """Return the compiler's count of FLOPs of the forward and backward pass."""
   core = make(spec, Dims(32, heads=2, kv_heads=2, head_dim=16, mlp=64, layers=1), causal)
   mask = Mask(positions(T), positions(T), causal=causal)
   shapes = [jax.ShapeDtypeStruct((1, T, 2, 16), jnp.float32)] * 3

@@ -1,4 +1,4 @@
-"""Models with each core decode and scan as they compute."""
+"""Models with each core give the same results in a scan, in a loop and in decoding."""
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,16 @@ SPECS = {
 MODELS = [(Decoder, "chunked", "relative_bias"), (Decoder, "local", "relative_bias")]
 MODELS += [(Encoder, name, "rope") for name in topics.cases("CORES_OF_ENCODERS")]
 MODELS += [(Decoder, name, "rope") for name in topics.cases("CORES_OF_DECODERS")]
-# and without a backward pass of their own
+# Cores that also have no hand-written backward pass.
 CORES_WITHOUT_PARAMETERS = {"local", *topics.cases("CORES_WITHOUT_PARAMETERS")}
 
 
 @pytest.mark.parametrize("kind, name, position", more.beyond(2, MODELS))
 def test_scan_has_the_outputs_and_gradients_of_a_loop(kind, name, position):
-  """Outputs, and all gradients of cores with parameters or a backward pass of their own,
-  rematerialised in the scan; the dense core agrees where the core is exact."""
+  """The scan rematerialises its layers. The chunked core is also compared with the dense core.
+
+  Gradients are compared for cores that have parameters or a hand-written backward pass.
+  """
   features = batch("encoder" if kind is Encoder else "decoder")
   valid = next(iter(features.values()))[..., None] != 0
 

@@ -1,4 +1,4 @@
-"""Cores refuse masks, positions, lengths and options that they cannot honour."""
+"""Cores refuse masks, positions, lengths and options that they do not support."""
 
 import ast
 import dataclasses
@@ -23,9 +23,11 @@ from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from tests.nn.cores.core_models import batch, build_model
 
-M = {kind: cases.mask(kind) for kind in ("full", "causal", "prefix", "packed", "padded", "full_w5")}
-ALIGNED = dataclasses.replace(M["causal"], k_valid=None, aligned=True)
-BOTH_SIDES = dataclasses.replace(ALIGNED, causal=False, window=4)
+MASKS = {
+  kind: cases.mask(kind) for kind in ("full", "causal", "prefix", "packed", "padded", "full_w5")
+}
+ALIGNED = dataclasses.replace(MASKS["causal"], k_valid=None, aligned=True)
+WINDOW_ON_BOTH_SIDES = dataclasses.replace(ALIGNED, causal=False, window=4)
 ALIBI = Alibi(cases.DIMS)
 SHAW = ShawPosition(cases.rngs(), cases.DIMS)
 DROPOUT = {"dropout": Dropout(0.5), "key": jax.random.key(0)}
@@ -44,9 +46,9 @@ DROPOUT = {"dropout": Dropout(0.5), "key": jax.random.key(0)}
     ("cudnn", "padded", {}, "keys that are padding"),
   ],
 )
-def test_masks_and_options_that_a_core_lacks_are_refused(spec, mask, options, message):
+def test_unsupported_masks_and_options_are_refused(spec, mask, options, message):
   with pytest.raises(UserError, match=f"core '{spec}' cannot do {message}"):
-    cases.make(spec)(*cases.qkv(), M[mask], **options, scale=0.4)
+    cases.make(spec)(*cases.qkv(), MASKS[mask], **options, scale=0.4)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_masks_and_options_that_a_core_lacks_are_refused(spec, mask, options, me
   [
     ("cpu", ALIGNED, "float32", "a CPU, it needs an NVIDIA GPU"),
     ("gpu", ALIGNED, "float32", "heads of width 8 in float32"),
-    ("gpu", BOTH_SIDES, "bfloat16", "a window on both sides"),
+    ("gpu", WINDOW_ON_BOTH_SIDES, "bfloat16", "a window on both sides"),
   ],
 )
 def test_cudnn_refuses_platforms_dtypes_and_windows(platform, mask, dtype, message):
@@ -64,7 +66,7 @@ def test_cudnn_refuses_platforms_dtypes_and_windows(platform, mask, dtype, messa
       cases.make("cudnn")(*qkv, mask, scale=0.4)
 
 
-def test_another_length_of_keys_is_refused():
+def test_unequal_lengths_of_queries_and_keys_are_refused():
   core = cases.make({"name": "local", "window": 3})
   mask = Mask(positions(37), positions(20))
   with pytest.raises(
@@ -73,7 +75,7 @@ def test_another_length_of_keys_is_refused():
     core(*cases.qkv(S=20), mask, scale=0.4)
 
 
-def test_devices_that_share_queries_are_refused():
+def test_queries_that_are_split_over_devices_are_refused():
   """Each device would have all keys but only some of the queries."""
   q = jnp.ones((2, 32, 2, 16))
   mask = Mask(positions(32), positions(32))
@@ -82,7 +84,7 @@ def test_devices_that_share_queries_are_refused():
       jax.eval_shape(lambda q: cases.make("short")(q, q, q, mask, scale=0.4), q)
 
 
-def test_a_model_refuses_what_its_core_refuses():
+def test_refusal_of_a_core_is_raised_by_the_model():
   with pytest.raises(UserError, match="core 'local' cannot do attention without a window"):
     jax.eval_shape(build_model(Decoder, "local"), batch("decoder"))
 
@@ -109,20 +111,20 @@ def test_bad_options_are_refused(spec, message):
 
 
 @pytest.mark.parametrize("name", slots.names(cores))
-def test_every_refusal_that_a_core_declares_is_checked_by_the_base(name):
-  """A misspelt refusal would never be raised; here some call raises each of them."""
+def test_every_declared_refusal_of_a_core_is_raised(name):
+  """A misspelt refusal would never be raised."""
   core = cases.make(name)
   calls = {
-    "causal": (M["causal"], {}),
-    "window": (M["full_w5"], {}),
-    "segments": (M["packed"], {}),
-    "padding": (M["padded"], {}),
-    "prefix": (M["prefix"], {}),
-    "bias": (M["full"], {"bias": ALIBI}),
-    "query_bias": (M["full"], {"position": SHAW}),
-    "softcap": (M["full"], {"softcap": 2.0}),
-    "dropout": (M["full"], {"dropout": Dropout(0.5)}),
-    "lengths": (M["full"], {}),
+    "causal": (MASKS["causal"], {}),
+    "window": (MASKS["full_w5"], {}),
+    "segments": (MASKS["packed"], {}),
+    "padding": (MASKS["padded"], {}),
+    "prefix": (MASKS["prefix"], {}),
+    "bias": (MASKS["full"], {"bias": ALIBI}),
+    "query_bias": (MASKS["full"], {"position": SHAW}),
+    "softcap": (MASKS["full"], {"softcap": 2.0}),
+    "dropout": (MASKS["full"], {"dropout": Dropout(0.5)}),
+    "lengths": (MASKS["full"], {}),
   }
   assert set(core.refuses) <= set(calls)
   for feature in core.refuses:
@@ -131,7 +133,7 @@ def test_every_refusal_that_a_core_declares_is_checked_by_the_base(name):
       core(*cases.qkv(S=20 if feature == "lengths" else None), mask, **options, scale=0.4)
 
 
-def test_the_signature_of_attention_is_in_one_place():
+def test_options_of_softmax_are_parameters_in_one_module_only():
   package = pathlib.Path(t5x_like.__file__).parent
   modules_with_softmax_options = set()
   for path in [*package.glob("nn/cores/*.py"), *package.glob("contrib/*/cores/*.py")]:

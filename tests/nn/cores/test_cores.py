@@ -1,4 +1,4 @@
-"""Chunked and local attention equal dense attention, in values and gradients, at a lower cost."""
+"""Chunked and local attention equal dense attention in values and gradients, at a lower cost."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ SAVED_WEIGHTS = [("dense", "causal"), ("local", "causal_w5")]
 
 
 @pytest.mark.parametrize("spec, kind", SAVED_WEIGHTS + [*topics.cases("SAVED_WEIGHTS").values()])
-def test_weights_are_saved_for_the_backward_pass_in_the_dtype_of_the_values(spec, kind):
+def test_attention_weights_are_saved_in_the_dtype_of_the_values(spec, kind):
   q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv())
   core = cases.make(spec)
 
@@ -65,7 +65,7 @@ def test_chunked_equals_dense(kind, aligned, bias, softcap, kv_heads):
   "name", ["chunked", "splash", later("short"), later("fused"), later("ring")]
 )
 def test_values_may_be_narrower_than_keys(name):
-  """Latent attention has such values; a core that pads them must cut the result."""
+  """Latent attention has such values; a core that pads them must slice the result."""
   q, k, v = cases.qkv(K=4)
   args = (q, k, v[..., :5], None, None)
   mask = dataclasses.replace(cases.mask("packed_causal"), aligned=True)
@@ -73,7 +73,7 @@ def test_values_may_be_narrower_than_keys(name):
   cases.assert_equals_dense(cases.make(name), mask, args, mask.q_segments > 0)
 
 
-def test_a_query_that_sees_nothing_gets_zeros():
+def test_output_of_a_query_without_visible_keys_is_zero():
   q, k, v = cases.qkv()
   mask = Mask(positions(37), positions(37) + 9, causal=True)
   out = jax.jit(lambda *qkv: Chunked(query_chunk=8, key_chunk=10)(*qkv, mask, scale=0.4))(q, k, v)
@@ -83,7 +83,7 @@ def test_a_query_that_sees_nothing_gets_zeros():
 
 @pytest.mark.parametrize("kind", ["causal", "causal_w5", "full_w5", "packed", "packed_causal"])
 def test_chunked_does_not_compute_hidden_blocks(kind):
-  """NaN in the values of a hidden block does not reach the output, as zero times NaN would."""
+  """NaN in the values of a hidden block does not reach the output, unlike zero times NaN."""
   mask = dataclasses.replace(cases.mask(kind), aligned=True)
   q, k, v = cases.qkv()
   run = jax.jit(lambda v: Chunked(query_chunk=4, key_chunk=4)(q, k, v, mask, scale=0.4))
@@ -101,7 +101,7 @@ def test_chunked_does_not_compute_hidden_blocks(kind):
   [
     (dict(data=2, tensor=4), 2, "packed_causal", {}),  # each device has one of two heads of a group
     (dict(fsdp=2, tensor=2, sequence=2), 4, "causal_w5", {}),
-    # queries and heads ask for the same mesh axis
+    # Queries and heads are assigned to the same mesh axis.
     later((dict(data=2, tensor=4), 2, "full", {"length": "tensor"})),
     later((dict(tensor=8), 2, "full", {})),  # eight devices do not divide four heads: replicated
   ],
@@ -129,7 +129,7 @@ def test_chunks_of_any_size_equal_dense(chunks):
 
 
 def test_chunked_equals_dense_on_a_cache():
-  """Queries are fewer than keys, positions are given, and some slots of the cache are empty."""
+  """There are fewer queries than keys, and some slots of the cache are empty."""
   args = (*cases.qkv(T=5, S=23), None, None)
   k_pos = jnp.asarray(np.where(np.arange(23) < 14, np.arange(23), -1)[None], jnp.int32)
   mask = Mask(positions(5) + 9, k_pos, k_valid=jnp.broadcast_to(k_pos >= 0, (2, 23)), causal=True)
@@ -154,7 +154,7 @@ def attend_with_dropout(shared, *qkv, key, chunk=8, rate=0.5):
 
 
 @pytest.mark.parametrize("shared", [later(False), True])
-def test_chunked_drops_the_same_weights_whatever_the_chunks(shared):
+def test_chunked_dropout_does_not_depend_on_the_chunks(shared):
   key = jax.random.key(2)
   outputs = []
   for chunk in (8, 37):
@@ -164,7 +164,7 @@ def test_chunked_drops_the_same_weights_whatever_the_chunks(shared):
 
 
 @pytest.mark.parametrize("shared", [later(False), True])
-def test_chunked_drops_the_same_weights_in_both_passes(shared):
+def test_chunked_dropout_is_the_same_in_both_passes(shared):
   q, k, v = cases.qkv()
   cotangent = jnp.asarray(cases.normal(*q.shape, seed=30))
 
@@ -187,7 +187,7 @@ def test_chunked_drops_the_same_weights_in_both_passes(shared):
 
 
 def assert_mean_is_near(draws, expected):
-  """Assert that the mean of independent draws is within six standard errors of its expectation."""
+  """Assert that the mean of independent draws is within six standard errors of `expected`."""
   deviation = float(draws.std(0).max())
   error = float(jnp.abs(draws.mean(0) - expected).max())
   assert error < 6 * deviation / math.sqrt(len(draws))
@@ -206,7 +206,7 @@ def test_chunked_dropout_keeps_the_expectation(shared):
 
 
 def temporary_bytes(core, T, bias=None, layers=None):
-  """Return the temporary memory of the compiled forward and backward pass on a row of T tokens.
+  """Return the temporary memory of a compiled forward and backward pass on a row of T tokens.
 
   With `layers`, the pass runs through a scanned stack.
   """
@@ -231,7 +231,7 @@ def temporary_bytes(core, T, bias=None, layers=None):
 
 @pytest.mark.parametrize("layers", [None, 2])
 def test_chunked_memory_grows_linearly(layers):
-  """Also in a stack, whose layers share masks and biases: these are not computed ahead of it."""
+  """In a stack too, whose layers share masks and biases: these are not computed in advance."""
   bias = cases.bias("table", N=2)[0]
   core = Chunked(query_chunk=64, key_chunk=64)
   small = temporary_bytes(core, 2048, bias, layers)
@@ -264,7 +264,7 @@ def test_local_equals_dense(kind, bias, softcap, kv_heads):
   cases.assert_equals_dense(Local(), cases.mask(kind), args, softcap=softcap)
 
 
-def test_the_narrower_of_the_windows_of_core_and_mask_applies():
+def test_narrower_window_of_core_and_mask_applies():
   q, k, v = cases.qkv()
   for core_window, mask_window in ((4, None), (4, 9), (9, 4)):
     mask = cases.mask("causal" if mask_window is None else f"causal_w{mask_window}")
@@ -274,7 +274,7 @@ def test_the_narrower_of_the_windows_of_core_and_mask_applies():
     np.testing.assert_allclose(out * rows, expected * rows, rtol=1e-4, atol=1e-5)
 
 
-def test_local_keeps_its_window_in_decoding():
+def test_local_uses_its_window_in_decoding():
   q, k, v = cases.qkv()
   core = Local(window=4)
   full = jax.jit(lambda *qkv: core(*qkv, cases.mask("causal"), scale=0.4))(q, k, v)
@@ -286,7 +286,7 @@ def test_local_keeps_its_window_in_decoding():
     np.testing.assert_allclose(step[:, 0], full[:, t], rtol=1e-4, atol=1e-5)
 
 
-def test_packed_rows_equal_each_sequence_alone():
+def test_packed_sequences_equal_separate_sequences():
   q, k, v = cases.qkv()
   for core in (Local(window=4), Chunked(query_chunk=8, key_chunk=8)):
     run = jax.jit(lambda mask, *qkv: core(*qkv, mask, scale=0.4))

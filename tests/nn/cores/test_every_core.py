@@ -1,4 +1,4 @@
-"""Every core, with its default arguments, computes the dense core's attention or refuses a rule."""
+"""Every core, with its default arguments, applies a mask correctly or refuses it."""
 
 import core_cases as cases
 import jax
@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import cores
 from t5x_like.nn.mask import Mask, positions
 
-# long enough for sparse blocks, short enough for projections of 512 keys, for `short`
+# Long enough for sparse blocks; short enough for projections of 512 keys; short enough for `short`.
 LENGTHS = (720, 480, 60)
 PADDING = 11  # keys at the end
 RULES = {
@@ -24,7 +24,7 @@ RULES = {
 }
 
 
-def attention(name, rule, T):
+def compile_attention(name, rule, T):
   """Return the core's function (q, k, v) -> (out, gradient of v) under a rule.
 
   It is None if the core refuses the rule at this length.
@@ -49,18 +49,17 @@ def attention(name, rule, T):
   return run
 
 
-# `make test` compares these with the dense core, in outputs and gradients, and leaves their
-# default arguments to `make test-more`.
+# Other tests compare these with the dense core, so their cases run in `make test-more` only.
 COMPARED_WITH_DENSE = ("chunked", "fused", "ring", "short", "splash")
 NAMES = [more.later(n) if n in COMPARED_WITH_DENSE else n for n in slots.names(cores)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_core_hides_padding_and_the_future_and_has_gradients(name):
+def test_core_hides_padding_and_the_future_and_has_gradients(name):
   if name == "cudnn" and jax.default_backend() != "gpu":
     pytest.skip("runs on GPUs only")
   for T in LENGTHS:
-    functions = {rule: attention(name, rule, T) for rule in RULES}
+    functions = {rule: compile_attention(name, rule, T) for rule in RULES}
     accepted = {rule: run for rule, run in functions.items() if run is not None}
     if accepted:
       break

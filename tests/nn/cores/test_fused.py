@@ -1,4 +1,4 @@
-"""The kernel with complete rows of logits equals the dense core, in Pallas' interpreter."""
+"""The kernel that holds complete rows of logits equals the dense core, in Pallas's interpreter."""
 
 import types
 
@@ -36,8 +36,7 @@ CORE = Fused()
   ),
 )
 def test_output_and_gradients_equal_the_dense_cores(kind, bias, kv_heads, logits, monkeypatch):
-  """Output and all gradients, with several rows in a step or one; rows of one array of biases share
-  its gradient."""
+  """A step of the kernel has several rows, or one where its limit of logits is 1."""
   monkeypatch.setattr(fused, "LOGITS_PER_STEP", logits)
   cases.assert_equals_dense(CORE, cases.mask(kind), (*cases.qkv(K=kv_heads), *cases.bias(bias)))
 
@@ -52,8 +51,10 @@ def test_output_and_gradients_equal_the_dense_cores(kind, bias, kv_heads, logits
     (512, 1024, 20, 80, False, "TPU v5 lite", False),
   ],
 )
-def test_lengths_that_exceed_a_chips_memory_are_refused(T, S, heads, width, biased, chip, refuses):
-  """The limits are those that the compiler reported for each chip."""
+def test_lengths_that_exceed_the_memory_of_a_chip_are_refused(
+  T, S, heads, width, biased, chip, refuses
+):
+  """The compiler reported these limits for each chip."""
   mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(device_kind=chip)]))
   q = jax.ShapeDtypeStruct((4, T, heads, width), jnp.bfloat16)
   k = jax.ShapeDtypeStruct((4, S, heads, width), jnp.bfloat16)
@@ -67,7 +68,7 @@ def test_lengths_that_exceed_a_chips_memory_are_refused(T, S, heads, width, bias
 @pytest.mark.more
 @pytest.mark.parametrize("width", [80, 96])
 def test_cross_attention_of_odd_lengths_equals_the_dense_cores(width):
-  """One row sees nothing, and each row has its biases."""
+  """One row has no visible key, and each row has other biases."""
   T = 19
   S = 45
   mask = Mask(positions(T), positions(S), k_valid=jnp.arange(S)[None] < jnp.array([[S], [0]]))
@@ -77,7 +78,7 @@ def test_cross_attention_of_odd_lengths_equals_the_dense_cores(width):
 
 @pytest.mark.more
 def test_bfloat16_steps_of_several_rows_and_heads_equal_the_dense_cores():
-  """Two heads of width 64 fill a register; eight rows of 24 tokens share a step."""
+  """A register holds two heads of width 64, and a step has eight rows of 24 tokens."""
   q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv(B=8, T=24, S=40, N=4, K=4, H=64))
   mask = Mask(
     positions(24), positions(40), k_valid=jnp.arange(40)[None] < jnp.arange(33, 41)[:, None]
@@ -88,19 +89,21 @@ def test_bfloat16_steps_of_several_rows_and_heads_equal_the_dense_cores():
 
 @pytest.mark.parametrize("shared", beyond(1, [(), ((-2,),)]))
 def test_dropout_applies_the_mask_that_the_kernel_draws(shared):
-  """Weights, output and gradients are those of the same mask outside of the kernel, also on a mesh
-  that splits rows, queries and heads."""
+  """Output and gradients equal a reference with the same mask outside of the kernel.
+
+  The kernel runs on a mesh that splits rows, queries and heads.
+  """
   dropout = Dropout(0.3, shared)
   key = jax.random.key(3)
   mask = cases.mask("causal", T=38)
   q, k, v = cases.qkv(T=38, K=4)
-  drawn = [
+  masks = [
     dropout_mask(dropout, draw_seeds(key), 38, 38, row, head)
     for row in range(2)
     for head in range(4)
   ]
-  keep = jnp.stack(drawn).reshape(2, 4, -1, 38)
-  rate = round(0.3 * 2**16) / 2**16
+  keep = jnp.stack(masks).reshape(2, 4, -1, 38)
+  rate = round(0.3 * 2**16) / 2**16  # the kernel compares 16 random bits
 
   def expected(q, k, v):
     logits = jnp.where(mask.dense(), jnp.einsum("BTNH,BSNH->BNTS", q, k), -1e10)
@@ -118,8 +121,8 @@ def test_dropout_applies_the_mask_that_the_kernel_draws(shared):
     np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)
 
 
-def test_stages_of_a_pipeline_map_over_the_kernel():
-  """Each has a key of its own; the kernels are lowered for a TPU."""
+def test_kernel_can_be_mapped_over_stages_of_a_pipeline():
+  """Each stage has another key. The kernels are lowered for a TPU."""
   mask = Mask(positions(128), positions(128), causal=True)
 
   def loss(q, key):
@@ -137,7 +140,7 @@ def test_stages_of_a_pipeline_map_over_the_kernel():
 
 
 def test_dropout_masks_are_random():
-  """Neighbours, heads, rows and keys are independent, within five standard deviations."""
+  """Masks of neighbours, heads, rows and keys are independent, within five standard deviations."""
   draws = np.stack(
     [
       dropout_mask(Dropout(0.1), pair, 64, 65, row, head)

@@ -1,4 +1,4 @@
-"""The kernels of TPUs and GPUs equal the dense core, and `auto` chooses among them."""
+"""Kernels for TPUs and GPUs equal the dense core, and `auto` selects among them."""
 
 import dataclasses
 import re
@@ -32,16 +32,18 @@ def test_splash_equals_dense_in_the_interpreter(kind, softcap, kv_heads):
 
 
 def test_dropout_shared_by_queries_is_exact_in_kernels():
-  """They drop the weights that the dense core drops, in the output and in all gradients."""
+  """Output and gradients equal the dense core's, which drops the same weights."""
   mask = dataclasses.replace(cases.mask("packed_causal", T=64), aligned=True)
   dropout = dict(dropout=Dropout(0.3, (-2,)), key=jax.random.key(1))
   args = (*cases.qkv(T=64, N=2, K=1), None, None)
   cases.assert_equals_dense(CORE, mask, args, rows=mask.q_segments > 0, **dropout)
 
 
-def test_the_scope_of_every_splash_kernel_tells_its_flops():
-  """Plans read them from compiled programs; of 3 x 3 blocks, causality leaves 6 and a window of 128
-  leaves 5."""
+def test_scope_of_every_splash_kernel_contains_its_flops():
+  """Plans read the FLOPs from compiled programs.
+
+  Of 3 x 3 blocks, 6 are visible with a causal mask, and 5 with a window of 129 too.
+  """
 
   def loss(q, k, v, mask):
     return jax.checkpoint(lambda q: CORE(q, k, v, mask, scale=0.4))(q).sum()
@@ -81,8 +83,8 @@ def test_splash_on_a_mesh_and_across_lengths():
     ("gpu", "full", {"dtype": jnp.float32}, "chunked"),
   ],
 )
-def test_auto_chooses_the_fastest_core_that_fits(platform, kind, options, expected):
-  def name(T, aligned=True):
+def test_auto_selects_the_fastest_core_that_supports_a_call(platform, kind, options, expected):
+  def selected_name(T, aligned=True):
     mask = dataclasses.replace(cases.mask(kind, T), aligned=aligned)
     bias, _ = cases.bias(options.get("bias", "none"), T)
     dropout = options.get("dropout", Dropout(0.0))
@@ -91,21 +93,21 @@ def test_auto_chooses_the_fastest_core_that_fits(platform, kind, options, expect
     with use_platform(platform):
       return Auto().select(x, x, mask, softmax).name
 
-  exact = platform != "tpu" or "softcap" in options
-  by_pairs = "dropout" in options and not options["dropout"].shared
-  few = "dense" if exact or by_pairs else "short"
-  long_core = "dense" if exact else "fused"
-  assert (name(64), name(512), name(2048)) == (few, long_core, expected)
+  has_no_kernel = platform != "tpu" or "softcap" in options
+  has_full_dropout = "dropout" in options and not options["dropout"].shared
+  assert selected_name(64) == ("dense" if has_no_kernel or has_full_dropout else "short")
+  assert selected_name(512) == ("dense" if has_no_kernel else "fused")
+  assert selected_name(2048) == expected
   if "causal" in kind:
-    assert name(2048, aligned=False) == "chunked"
+    assert selected_name(2048, aligned=False) == "chunked"
 
 
 @pytest.mark.parametrize(
   "capability, name",
   [("7.5", "chunked"), ("gfx942", "chunked"), ("8.0", "cudnn"), ("12.0", "cudnn")],
 )
-def test_gpus_that_cudnn_does_not_support_have_the_core_of_all_platforms(capability, name):
-  """These are GPUs before Ampere, and AMD's."""
+def test_gpus_without_cudnn_attention_use_the_chunked_core(capability, name):
+  """These are NVIDIA's before Ampere, and AMD's."""
   device = types.SimpleNamespace(device_kind="a GPU", compute_capability=capability)
   mesh = types.SimpleNamespace(devices=np.array([device]))
   x = jax.ShapeDtypeStruct((2, 1024, 4, 64), jnp.bfloat16)
@@ -114,21 +116,23 @@ def test_gpus_that_cudnn_does_not_support_have_the_core_of_all_platforms(capabil
     assert Auto().select(x, x, mask, Softmax()).name == name
 
 
-def test_dropout_uses_the_kernel_that_draws_it_up_to_its_longest_rows():
+def test_dropout_selects_the_fused_kernel_up_to_its_maximal_length():
   softmax = Softmax(dropout=Dropout(0.1))
 
-  def name(T, aligned=True):
+  def selected_name(T, aligned=True):
     x = jax.ShapeDtypeStruct((2, T, 4, 64), jnp.bfloat16)
     mask = dataclasses.replace(cases.mask("causal", T), aligned=aligned)
     with use_platform("tpu"):
       return Auto().select(x, x, mask, softmax).name
 
-  assert (name(1024), name(1024, aligned=False), name(2048)) == ("fused", "chunked", "chunked")
+  assert selected_name(1024) == "fused"
+  assert selected_name(1024, aligned=False) == "chunked"
+  assert selected_name(2048) == "chunked"
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-def test_biases_that_depend_on_the_query_have_a_core_at_every_length(platform):
-  """DeBERTa's are arrays, which cores cannot compute block by block."""
+def test_auto_supports_long_arrays_of_biases(platform):
+  """DeBERTa's biases depend on the query, so cores cannot compute them block by block."""
   mask = Mask(positions(1024), positions(1024))
   q = jax.ShapeDtypeStruct((1, 1024, 2, 8), jnp.bfloat16)
   bias = jax.ShapeDtypeStruct((1, 2, 1024, 1024), jnp.bfloat16)

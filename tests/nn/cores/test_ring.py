@@ -1,4 +1,4 @@
-"""Ring attention equals the dense core without any device holding all keys."""
+"""Ring attention equals the dense core, and no device holds all keys."""
 
 import core_cases as cases
 import jax
@@ -12,7 +12,7 @@ from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
 CORE = Ring(query_chunk=4, key_chunk=4)
-T = 40  # ten tokens a device, in blocks of four: the last one is padded
+T = 40  # ten tokens on a device, in blocks of four, the last of which is padded
 
 
 def mesh(**axes):
@@ -30,7 +30,7 @@ def mesh(**axes):
     ("full_w5", None, {}),
   ],
 )
-def test_a_split_length_equals_the_dense_core(kind, bias, options):
+def test_ring_over_a_split_length_equals_the_dense_core(kind, bias, options):
   with Rules.make(mesh(data=2, sequence=4)).activate(), record_cores() as used:
     cases.assert_equals_dense(
       CORE, cases.mask(kind, T), (*cases.qkv(T=T), *cases.bias(bias, T)), **options
@@ -39,12 +39,13 @@ def test_a_split_length_equals_the_dense_core(kind, bias, options):
 
 
 def test_no_device_holds_all_keys():
-  on = mesh(data=2, sequence=4)
+  ring_mesh = mesh(data=2, sequence=4)
   q, k, v = cases.qkv(T=T)
   mask = cases.mask("causal", T)
-  with Rules.make(on).activate():
+  with Rules.make(ring_mesh).activate():
     split = [
-      jax.device_put(x, NamedSharding(on, PartitionSpec("data", "sequence"))) for x in (q, k, v)
+      jax.device_put(x, NamedSharding(ring_mesh, PartitionSpec("data", "sequence")))
+      for x in (q, k, v)
     ]
     run = jax.jit(lambda q, k, v: CORE(q, k, v, mask, scale=0.4))
     program = run.lower(*split).compile().as_text()
@@ -56,7 +57,7 @@ def test_no_device_holds_all_keys():
 
 @pytest.mark.parametrize("n", [4, 5, 8])
 def test_zigzag_order_balances_causal_work(n):
-  """The order can be undone, and all devices have equally many visible pairs."""
+  """The order is invertible, and all devices have equally many visible pairs."""
   mesh = Mesh(np.array(jax.devices()[:n]), ("sequence",))
   device_ring = ring.DeviceRing(("sequence",), n)
   split = PartitionSpec(None, "sequence")
@@ -72,7 +73,7 @@ def test_zigzag_order_balances_causal_work(n):
   assert not np.array_equal(zigzag, pos)
 
 
-def test_an_unsplit_length_uses_the_chunked_core():
+def test_ring_over_an_unsplit_length_uses_the_chunked_core():
   q, k, v = cases.qkv(T=T)
   mask = cases.mask("causal", T)
   with record_cores() as used:

@@ -1,4 +1,4 @@
-"""The kernel for many short sequences equals the dense core, in Pallas' interpreter."""
+"""The kernel for many short sequences equals the dense core, in Pallas's interpreter."""
 
 import core_cases as cases
 import jax
@@ -27,14 +27,14 @@ from t5x_like.parallel.rules import Rules
   ),
 )
 def test_output_and_gradients_equal_the_dense_cores(kind, bias, T, N, K, H):
-  """The number of sequences fills no tile."""
+  """There are too few sequences to fill a tile."""
   args = (*cases.qkv(T=T, N=N, K=K, H=H), *cases.bias(bias, T, N))
   cases.assert_equals_dense(Short(), cases.mask(kind, T), args, rows=jnp.ones((2, T), bool))
 
 
 @pytest.mark.more
-def test_bfloat16_blocks_equal_the_dense_core_also_on_a_mesh():
-  """Sequences share the bias; its gradient sums over all of them."""
+def test_bfloat16_blocks_on_a_mesh_equal_the_dense_core():
+  """Sequences share the bias, so its gradient is a sum over all of them."""
   q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv(B=80, T=49, N=8, K=8, H=32))
   mask = Mask(positions(49), positions(49))
   bias = jnp.asarray(cases.normal(1, 8, 49, 49, seed=7))

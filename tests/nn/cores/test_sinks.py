@@ -1,4 +1,4 @@
-"""Attention sinks, one more logit a head without a value, are computed alike by every core."""
+"""Attention sinks add a logit without a value to each head, also in chunked and sharded cores."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ KINDS = [("packed_causal", "table"), ("causal_w5", "alibi_layer")]
 
 
 def make_core(max_dense_logits=2**19):
-  """Make a core; it computes by blocks above this number of logits."""
+  """Return a core that computes block by block above `max_dense_logits`."""
   core = cases.make({"name": "sinks", "stddev": 2.0})
   core.max_dense_logits = max_dense_logits
   return core
@@ -45,7 +45,7 @@ def compute_with_gradients(core, kind, bias, rules=None):
   return out, gradients
 
 
-def test_a_sink_is_a_logit_without_a_value():
+def test_sink_is_a_logit_without_a_value():
   core = make_core()
   q, k, v = cases.qkv()
   mask = cases.mask("causal")
@@ -64,7 +64,7 @@ def test_chunked_and_sharded_sinks_equal_the_dense_ones(kind, bias):
   sinks_gradient = expected[1][0]["sinks"]
   assert np.abs(sinks_gradient).min() > 1e-3
   blocks = make_core(max_dense_logits=0)
-  # on this mesh each device has the sinks of its heads only
+  # On this mesh each device has only the sinks of its heads.
   rules = Rules.make(make_mesh({"data": 2, "tensor": 2, "fsdp": 2}))
   for layout in (None, rules):
     actual = compute_with_gradients(blocks, kind, bias, layout)

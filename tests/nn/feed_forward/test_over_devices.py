@@ -1,4 +1,4 @@
-"""Experts without capacity exchange rows between a mesh's devices, and nothing else changes."""
+"""Dropless experts exchange rows between devices, with the results of one device."""
 
 import functools
 
@@ -33,7 +33,7 @@ MESHES = (
 )
 
 
-def layer(top_k=2, dropout=0.0, factor=1.25):
+def build_layer(top_k=2, dropout=0.0, factor=1.25):
   """Return (a layer of experts, its parameters)."""
   experts = Experts(experts=E, top_k=top_k, capacity_factor=factor)
   options = dict(activation=jax.nn.silu, gated=True, init=params.normal(0.5))
@@ -70,9 +70,9 @@ def compile_on_mesh(mesh_number):
 
 @pytest.mark.parametrize("mesh_number", range(len(MESHES)), ids=lambda number: str(MESHES[number]))
 @pytest.mark.parametrize("even", [True, False], ids=["", "one_expert"])
-def test_outputs_and_gradients_equal_one_devices(mesh_number, even):
-  """In one case every token chooses the same two experts, so one device gets all rows."""
-  moe, arrays = layer()
+def test_outputs_and_gradients_equal_one_device(mesh_number, even):
+  """In the case `one_expert` all tokens choose two experts, so one device gets all rows."""
+  moe, arrays = build_layer()
   x_BTD = jnp.asarray(np.random.default_rng(0).standard_normal((B, T, D)), jnp.float32)
   if not even:
     x_BTD = jnp.abs(x_BTD)
@@ -92,7 +92,7 @@ def test_outputs_and_gradients_equal_one_devices(mesh_number, even):
 
 
 def test_no_device_gathers_the_rows_of_the_batch():
-  moe, arrays = layer()
+  moe, arrays = build_layer()
   rules = Rules.make(make_mesh({"data": 2, "expert": 4}))
   x_BTD = jax.device_put(jnp.ones((B, T, D)), rules.sharding(("batch",)))
   forward = jax.jit(lambda arrays, x: run(moe, arrays, x)[0])
@@ -104,20 +104,20 @@ def test_no_device_gathers_the_rows_of_the_batch():
 
 
 @pytest.mark.parametrize("factor", [1.25, 4.0])
-def test_the_planner_knows_the_rounds_that_balanced_loads_skip(factor):
-  """With room for the rows of all four devices no round is skipped."""
-  moe, arrays = layer(factor=factor)
+def test_planner_knows_the_rounds_that_balanced_loads_skip(factor):
+  """With capacity for the rows of all four devices there is only one round, so none is skipped."""
+  moe, arrays = build_layer(factor=factor)
   rules = Rules.make(make_mesh({"data": 2, "expert": 4}))
   gradient = jax.jit(jax.grad(lambda arrays, x: run(moe, arrays, x)[0]))
   with rules.activate():
     text = gradient.lower(arrays, jnp.ones((B, T, D))).compile().as_text()
   program = Program(text)
-  # forwards and backwards
+  # One in the forward pass and one in the backward pass.
   assert len(program.skipped) == (0 if factor == 4.0 else 2), program.skipped
 
 
 def test_dropout_within_experts_is_refused():
-  moe, arrays = layer(dropout=0.1)
+  moe, arrays = build_layer(dropout=0.1)
   rules = Rules.make(make_mesh({"expert": 8}))
   with rules.activate(), refuses("mlp_dropout", "found 0.1"):
     jax.eval_shape(lambda x: run(moe, arrays, x, jax.random.key(0)), jnp.ones((B, T, D)))

@@ -12,8 +12,7 @@ from t5x_like.nn.dims import Dims
 from t5x_like.nn.positions import Position
 from t5x_like.nn.positions.relative_bias import RelativeBias, relative_buckets
 
-# First distance of each logarithmic bucket at 32 buckets and distance 128, as T5's own code gives
-# them.
+# The first distance of each logarithmic bucket in T5's code, with 32 buckets and distance 128.
 BIDIRECTIONAL = {8: 8, 12: 9, 16: 10, 23: 11, 32: 12, 46: 13, 64: 14, 91: 15}
 CAUSAL_DISTANCES = (16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113)
 CAUSAL = {distance: 16 + i for i, distance in enumerate(CAUSAL_DISTANCES)}
@@ -28,7 +27,7 @@ compute_buckets = jax.jit(
 )
 
 
-def bucket_of_past(distances, *, bidirectional, buckets=32, max_distance=128):
+def buckets_of_earlier_keys(distances, *, bidirectional, buckets=32, max_distance=128):
   """Return the bucket of a key at each distance before the query."""
   relative = -np.asarray(distances, np.int32)
   options = dict(bidirectional=bidirectional, buckets=buckets, max_distance=max_distance)
@@ -50,8 +49,8 @@ def exact_bucket(d, buckets, max_distance):
 
 
 @pytest.mark.parametrize("bidirectional, first", [(True, BIDIRECTIONAL), (False, CAUSAL)])
-def test_buckets_of_earlier_keys_are_the_published_ones(bidirectional, first):
-  buckets = bucket_of_past(range(400), bidirectional=bidirectional)
+def test_buckets_of_earlier_keys_equal_the_published_table(bidirectional, first):
+  buckets = buckets_of_earlier_keys(range(400), bidirectional=bidirectional)
   small = min(first)
   expected = []
   bucket = 0
@@ -62,7 +61,10 @@ def test_buckets_of_earlier_keys_are_the_published_ones(bidirectional, first):
   assert (np.diff(buckets) >= 0).all()
   assert (buckets[list(first)[-1] :] == buckets[-1]).all()
   last = 15 if bidirectional else 31
-  assert bucket_of_past([2**31 - 1, 10**6], bidirectional=bidirectional).tolist() == [last, last]
+  assert buckets_of_earlier_keys([2**31 - 1, 10**6], bidirectional=bidirectional).tolist() == [
+    last,
+    last,
+  ]
 
 
 @pytest.mark.parametrize(
@@ -73,17 +75,17 @@ def test_buckets_equal_the_formula_in_rationals(buckets, max_distance):
   expected = [exact_bucket(d, buckets, max_distance) for d in distances]
   for bidirectional, count in ((False, buckets), (True, 2 * buckets)):
     options = dict(bidirectional=bidirectional, buckets=count, max_distance=max_distance)
-    np.testing.assert_array_equal(bucket_of_past(distances, **options), expected)
+    np.testing.assert_array_equal(buckets_of_earlier_keys(distances, **options), expected)
 
 
-def test_later_keys_have_their_own_buckets_or_share_the_first():
+def test_later_keys_have_separate_buckets_or_share_the_first():
   distances = np.arange(1, 300)
-  earlier = bucket_of_past(distances, bidirectional=True)
-  later = bucket_of_past(-distances, bidirectional=True)
+  earlier = buckets_of_earlier_keys(distances, bidirectional=True)
+  later = buckets_of_earlier_keys(-distances, bidirectional=True)
   np.testing.assert_array_equal(later, 16 + earlier)
-  assert (bucket_of_past(-distances, bidirectional=False) == 0).all()
-  assert bucket_of_past([0], bidirectional=True) == 0
-  assert bucket_of_past([0], bidirectional=False) == 0
+  assert (buckets_of_earlier_keys(-distances, bidirectional=False) == 0).all()
+  assert buckets_of_earlier_keys([0], bidirectional=True) == 0
+  assert buckets_of_earlier_keys([0], bidirectional=False) == 0
 
 
 def test_bias_reads_the_table_at_explicit_positions():
@@ -109,11 +111,11 @@ def test_bias_trains_the_table():
 
   gradient = np.asarray(jax.jit(jax.grad(total))(params.arrays(position))["table"])
   distances = np.maximum(positions.T - positions, 0).ravel()
-  counts = np.bincount(bucket_of_past(distances, bidirectional=False), minlength=32)
+  counts = np.bincount(buckets_of_earlier_keys(distances, bidirectional=False), minlength=32)
   np.testing.assert_allclose(gradient, np.repeat(counts[:, None], 2, axis=1))
 
 
-def test_no_position_is_the_identity():
+def test_base_class_of_positions_is_the_identity():
   x = np.ones((1, 2, 3), np.float32)
   assert Position().embed(x, None) is x
   assert Position().rotate(x, None) is x

@@ -23,7 +23,8 @@ from t5x_like.nn.positions.shaw import ShawPosition
 from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
 from t5x_like.parallel.constrain import use_platform
 
-POS = np.array([[0, 1, 2, 7, 31], [5, 0, 3, 3, 400]], np.int32)  # any order: positions are explicit
+# Positions are explicit, so they may be in any order and repeat.
+POS = np.array([[0, 1, 2, 7, 31], [5, 0, 3, 3, 400]], np.int32)
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
@@ -100,7 +101,8 @@ def test_rope_follows_its_paper(interleaved, fraction, scaling):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_rope_on_tpu_moves_channels_by_an_exact_product(interleaved, dtype):
+def test_rope_on_tpu_equals_rope_on_cpu_exactly(interleaved, dtype):
+  """On a TPU, it permutes channels by a matrix product."""
   x = jnp.asarray(normal(2, 5, 3, 16, seed=0), dtype)
   gradient = jnp.asarray(normal(2, 5, 3, 16, seed=1), dtype)
   rope = Rope(interleaved=interleaved)
@@ -113,13 +115,13 @@ def test_rope_on_tpu_moves_channels_by_an_exact_product(interleaved, dtype):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_the_gradient_of_rope_equals_finite_differences(interleaved):
+def test_gradient_of_rope_equals_finite_differences(interleaved):
   rope = Rope(interleaved=interleaved, fraction=0.5)
   x = jnp.asarray(normal(2, 5, 3, 16))
   check_grads(lambda x: rope.rotate(x, POS), (x,), order=1, modes=["rev"])
 
 
-def test_llama3_scaling_has_all_its_regions():
+def test_frequencies_of_the_test_cover_all_regions_of_llama3_scaling():
   frequencies = [100.0 ** (-2 * i / 16) for i in range(8)]
   factors = [round(scale_as_llama3(f) / f, 6) for f in frequencies]
   assert factors[0] == 1.0
@@ -150,7 +152,7 @@ def test_alibi_slopes_of_other_head_counts():
   assert alibi_slopes(8, mpt=True) == alibi_slopes(8) == tuple(slopes_of_8)
 
 
-def test_the_alibi_of_falcon_is_rounded_to_bfloat16():
+def test_alibi_of_falcon_is_rounded_to_bfloat16():
   """Slopes and their products with absolute positions are rounded to bfloat16.
 
   The bias is added to the logits before the division by sqrt(head_dim), so it is divided as well.
