@@ -1,4 +1,4 @@
-"""Errors that are known before the first step end a run in one line before it writes anything."""
+"""Mistakes that can be known before the first step end a run in one line, before it saves."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def refusal_of_train(capsys, tmp_path, *flags, recipe="tests/recipes/nano.py") -
   ],
   ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_an_impossible_value_is_refused(override, parts, capsys, tmp_path):
+def test_invalid_values_are_refused(override, parts, capsys, tmp_path):
   line = refusal_of_train(capsys, tmp_path, LOSS, f"--config.{override}")
   for part in parts:
     assert part in line
@@ -76,7 +76,7 @@ def test_an_impossible_value_is_refused(override, parts, capsys, tmp_path):
     ("task.parts", {"$a$": PART, "b": PART}),
   ],
 )
-def test_a_name_that_metrics_or_files_cannot_have_is_refused(key, value, capsys, tmp_path):
+def test_names_that_metrics_or_files_cannot_have_are_refused(key, value, capsys, tmp_path):
   flag = f"--config.{key}={json.dumps(value)}"
   if key == "task.parts":
     flag = f"--config.task={json.dumps({'name': 'mixture', 'parts': value})}"
@@ -112,7 +112,7 @@ def test_a_selection_without_evaluators_is_refused(capsys, tmp_path):
   assert "config.evals has no evaluator" in line
 
 
-def test_two_evaluators_of_one_metric_name_are_refused(capsys, tmp_path, monkeypatch):
+def test_two_evaluators_with_the_same_metric_name_are_refused(capsys, tmp_path, monkeypatch):
   monkeypatch.setattr(span_infilling.Evaluator, "metric_names", lambda self: ("loss",))
   line = refusal_of_train(capsys, tmp_path, LOSS, "--config.evals.span_infilling={}")
   assert "config.evals.span_infilling: eval/" in line
@@ -165,7 +165,7 @@ def test_an_evaluation_directory_that_cannot_be_written_to_is_refused(trained, c
   assert "evaluations: cannot be written to" in capsys.readouterr().err
 
 
-def test_names_with_markup_are_drawn_literally():
+def test_charts_show_names_with_markup_literally():
   rows = []
   for step in range(1, 40):
     rows.append(

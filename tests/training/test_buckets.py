@@ -1,11 +1,11 @@
-"""Cutting batches to a few lengths loses no token, and changes no loss and no resumed run."""
+"""Cutting batches to a few lengths loses no token, and does not change losses."""
 
 import json
 
 import numpy as np
 import pytest
 
-import tests.recipes.nano_encoder  # noqa: F401 -- adds the variant of the runs
+import tests.recipes.nano_encoder  # noqa: F401 -- registers the variant of the runs
 from fine_tuning import fine_tuning
 from t5x_like import train
 from t5x_like.data.features import encoder, encoder_decoder
@@ -19,13 +19,13 @@ PAD = 3
 
 
 def padded_rows(text_lengths: list[int], length: int) -> np.ndarray:
-  """Return a row of `length` ids for each text: ids 0 to 2, then padding."""
+  """Return a row for each text, of ids 0 to 2 and then padding."""
   tokens = np.arange(length) % 3
   is_text = np.arange(length) < np.array(text_lengths)[:, None]
   return np.where(is_text, tokens, PAD).astype(np.int32)
 
 
-def test_lengths_are_shares_of_a_row():
+def test_lengths_divide_a_row_evenly():
   assert buckets.lengths(80, 8) == [16, 24, 32, 40, 56, 64, 72, 80]
   assert buckets.lengths(100, 4) == [32, 56, 80, 100]
   assert buckets.lengths(100, 1) == [100]
@@ -34,7 +34,7 @@ def test_lengths_are_shares_of_a_row():
 @pytest.mark.parametrize(
   ("longest", "length"), [(1, 16), (16, 16), (17, 24), (73, 80), (80, 80), (0, 16)]
 )
-def test_cutting_keeps_every_token_and_little_padding(longest, length):
+def test_batch_is_cut_to_the_smallest_length_that_keeps_all_tokens(longest, length):
   tokens = padded_rows([min(longest, 5), longest], 80)
   batch = {"encoder_input_tokens": tokens, "encoder_token_types": tokens % 2, "label": np.arange(2)}
   cut = buckets.cut_batch(batch, encoder(80) | {"label": buckets.Feature((), "int32")}, 8, PAD)
@@ -49,7 +49,7 @@ def test_cutting_keeps_every_token_and_little_padding(longest, length):
 @pytest.mark.parametrize(
   ("inputs", "targets", "lengths"), [(30, 2, (32, 8)), (5, 7, (16, 8)), (5, 16, (48, 16))]
 )
-def test_both_sides_of_an_encoder_decoder_are_cut_to_the_same_share(inputs, targets, lengths):
+def test_inputs_and_targets_are_cut_to_the_same_share(inputs, targets, lengths):
   input_length, target_length = lengths
   batch = {"encoder_input_tokens": padded_rows([inputs], 64)}
   for name in encoder_decoder(64, 16):
@@ -67,8 +67,8 @@ def test_both_sides_of_an_encoder_decoder_are_cut_to_the_same_share(inputs, targ
 
 @pytest.mark.more
 @pytest.mark.usefixtures("compiled", "one_device")
-def test_cut_batches_have_the_losses_of_whole_ones_and_a_run_resumes(tmp_path, capsys):
-  """Train on batches of 4 rows of 10 to 60 bytes; resume a run with dropout to the same bits."""
+def test_cut_batches_have_the_same_losses_and_a_run_resumes(tmp_path, capsys):
+  """Batches have 4 rows of 10 to 60 bytes. A resumed run with dropout has the same bits."""
   overrides = [f"--config.{override}" for override in fine_tuning("classification", tmp_path)]
   texts = ("word " * (2 + n * n % 11) for n in range(40))
   data = "".join(f"{text.strip()}\t{('same', 'other')[n % 2]}\n" for n, text in enumerate(texts))

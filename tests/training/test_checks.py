@@ -1,4 +1,4 @@
-"""Parts that do not fit each other are refused, and a run records its model's attention cores."""
+"""Incompatible parts are refused, and a run records the attention cores of its model."""
 
 import dataclasses
 import json
@@ -17,8 +17,8 @@ def resolve_recipe(*overrides):
   return resolve(recipes.load("tests/recipes/nano.py", overrides))
 
 
-def test_the_attention_cores_in_use_are_named():
-  def cores(length, *overrides):
+def test_checks_return_the_attention_cores_in_use():
+  def find_cores(length, *overrides):
     config = resolve_recipe(*overrides)
     task = tasks.build(split="train", **config.task.to_dict())
     features = {
@@ -28,15 +28,15 @@ def test_the_attention_cores_in_use_are_named():
       config, build_parts(config), dataclasses.replace(task, features=features)
     )
 
-  assert cores(32) == {"attention_core": "dense", "cross_attention_core": "dense"}
-  assert cores(1024) == {"attention_core": "chunked", "cross_attention_core": "chunked"}
-  assert cores(1024, "model.design.core=dense") == {
+  assert find_cores(32) == {"attention_core": "dense", "cross_attention_core": "dense"}
+  assert find_cores(1024) == {"attention_core": "chunked", "cross_attention_core": "chunked"}
+  assert find_cores(1024, "model.design.core=dense") == {
     "attention_core": "dense",
     "cross_attention_core": "dense",
   }
 
 
-def test_a_run_records_its_cores(trained):
+def test_run_records_its_cores(trained):
   record = json.loads((trained / "environment.json").read_text())
   assert (record["attention_core"], record["cross_attention_core"]) == ("dense", "dense")
 
@@ -87,14 +87,14 @@ CAUSAL_TASK = f"task={CAUSAL}"
     ),
   ],
 )
-def test_parts_that_do_not_fit_are_refused_before_anything_is_compiled(overrides, parts):
+def test_incompatible_parts_are_refused(overrides, parts):
   config = resolve_recipe(*overrides)
   task = tasks.build(split="train", **config.task.to_dict())
   with refuses(*parts):
     checks.check_task(config, build_parts(config), task)
 
 
-def test_a_head_of_another_kind_is_refused():
+def test_head_of_another_kind_is_refused():
   config = resolve_recipe(f"model={ENCODER}", f"task={MLM}", "objective.name=classification")
   task = tasks.build(split="train", **config.task.to_dict())
   labels = {"label": tasks.Feature((), "int32"), "example_weights": tasks.Feature((), "float32")}

@@ -1,4 +1,4 @@
-"""A recipe that leaves the number of classes open takes it from the data."""
+"""A recipe without a number of classes takes it from the data."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ def resolve_class_count(recipe: str, *overrides: str):
 
 
 @pytest.mark.parametrize("recipe", ["vit/base.py", "swin/base.py", "deit/base.py:debug"])
-def test_a_head_without_labels_has_as_many_as_the_data(recipe):
+def test_head_without_labels_gets_the_number_of_the_data(recipe):
   config = resolve_class_count(recipe)
   assert config.model.head.labels == 3
   assert not config.teacher or config.teacher.model.head.labels == 3
@@ -33,14 +33,14 @@ def test_a_head_without_labels_has_as_many_as_the_data(recipe):
   assert adopted.model.head.labels == 3
 
 
-def test_a_stated_number_stays():
-  stated = resolve_class_count("vit/base.py", "model.head.labels=1000")
-  assert stated.model.head.labels == 1000
-  taught = resolve_class_count("deit/base.py:debug", "model.head.labels=7")
-  assert taught.model.head.labels == taught.teacher.model.head.labels == 7
+def test_number_in_the_recipe_is_not_replaced():
+  config = resolve_class_count("vit/base.py", "model.head.labels=1000")
+  assert config.model.head.labels == 1000
+  distilled = resolve_class_count("deit/base.py:debug", "model.head.labels=7")
+  assert distilled.model.head.labels == distilled.teacher.model.head.labels == 7
 
 
-def test_a_head_that_classifies_nothing_stays():
+def test_head_that_does_not_classify_is_not_changed():
   expected = resolve(recipes.load("configs/vit/mae.py")).model.head
   assert resolve_class_count("vit/mae.py").model.head == expected
 
@@ -53,7 +53,7 @@ def test_auto_is_refused_for_data_without_classes():
 
 
 def check_classes(names, labels) -> None:
-  """Check the data of a run by the names of their classes and the labels of their examples."""
+  """Call the check of a task with these names of classes and labels of examples."""
   task = SimpleNamespace(name="pets", classes=names, labels=np.array(labels, np.int32))
   config = resolve(recipes.load("configs/vit/base.py"))
   outputs = {"logits": jax.ShapeDtypeStruct((2, len(names)), np.float32)}
@@ -68,7 +68,7 @@ def test_classes_without_examples_are_reported(capsys):
   assert report in capsys.readouterr().out
 
 
-def test_one_class_is_refused():
+def test_single_class_is_refused():
   with refuses("config.task: found one class, 'cat', in task image_classification"):
     check_classes(("cat",), [0])
 
@@ -81,7 +81,7 @@ def test_one_class_is_refused():
     (("cat", "yak"), ("the class 'yak'", "learned cat, dog, owl; take data of these")),
   ],
 )
-def test_data_with_other_classes_than_the_run_are_refused_with_a_remedy(names, parts, tmp_path):
+def test_data_with_other_classes_than_the_run_are_refused(names, parts, tmp_path):
   learned = LabelVocabulary(NAMES)
   (tmp_path / "vocabulary").mkdir()
   learned.save(tmp_path / "vocabulary")

@@ -1,4 +1,4 @@
-"""The count of a model's FLOPs equals closed forms."""
+"""Counts of FLOPs equal closed forms; devices have the peak FLOPs of their data sheets."""
 
 import types
 
@@ -20,7 +20,7 @@ T = 32
 
 
 def features(**lengths):
-  """Return features of int32, by name and length, with weights of the decoder's targets."""
+  """Return abstract int32 features of these lengths, and float32 weights of the targets."""
   batch = {name: jax.ShapeDtypeStruct((B, n), jnp.int32) for name, n in lengths.items()}
   target_length = lengths["decoder_target_tokens"]
   return batch | {"decoder_loss_weights": jax.ShapeDtypeStruct((B, target_length), jnp.float32)}
@@ -28,7 +28,7 @@ def features(**lengths):
 
 T5_BATCH = features(encoder_input_tokens=S, decoder_input_tokens=T, decoder_target_tokens=T)
 GPT_BATCH = features(decoder_input_tokens=S, decoder_target_tokens=S)
-# Sizes of gpt2-tiny with 384 tokens, and the multiplications of its parts for a batch
+# Sizes of gpt2-tiny with 384 tokens, and the numbers of multiplications of its parts for a batch.
 L = 4
 D = 256
 PROJECTIONS = B * S * (L * 12 * D * D + 384 * D)
@@ -42,7 +42,7 @@ def make_t5(**arguments):
 
 
 def make_gpt(adapted: bool = False, **arguments):
-  """Return an abstract gpt2-tiny, on request with adapters of its queries."""
+  """Return an abstract gpt2-tiny; `adapted` adds LoRA adapters to its queries."""
 
   def make(key):
     model = gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, **arguments)
@@ -68,7 +68,7 @@ def gpt_step_flops(model, trained=None) -> int:
 @pytest.mark.parametrize(
   "form", [{"layers": "scan"}, {"layers": "loop"}, {"remat": "full"}, {"remat": "dots"}]
 )
-def test_flops_of_t5_small_equal_the_sum_by_hand(form):
+def test_flops_of_t5_small_equal_a_sum_over_its_layers(form):
   model = make_t5(variant="t5-v1_1-small", vocab_size=32128, **form)
   L = 8
   D = 512
@@ -76,23 +76,23 @@ def test_flops_of_t5_small_equal_the_sum_by_hand(form):
   NH = 384
   encoder = B * S * L * (4 * D * NH + 3 * D * F)
   decoder = B * T * (L * (6 * D * NH + 3 * D * F) + D * 32128) + B * S * L * 2 * D * NH
-  attention = B * L * 2 * NH * (S * S + T * T / 2 + T * S)  # the decoder's is causal
-  position_bias = 32 * 6 * (S * S + T * T)  # a one-hot product
+  attention = B * L * 2 * NH * (S * S + T * T / 2 + T * S)  # the decoder's self-attention is causal
+  position_bias = 32 * 6 * (S * S + T * T)  # computed as a one-hot product
   expected = 6 * (encoder + decoder + attention + position_bias)
   assert flops.step_flops(model, Objective(), T5_BATCH) == expected == 200_591_671_296
 
 
-def test_exact_cores_count_as_the_dense_one():
-  def count(core):
+def test_exact_cores_count_like_the_dense_core():
+  def count_flops(core):
     model = make_t5(variant="t5-tiny", design={"core": core, "position": "none"})
     before = jax.tree.structure(model)
-    counted = flops.step_flops(model, Objective(), T5_BATCH)
-    assert jax.tree.structure(model) == before, "the model keeps its core"
-    return counted
+    count = flops.step_flops(model, Objective(), T5_BATCH)
+    assert jax.tree.structure(model) == before, "the model was changed"
+    return count
 
-  dense = count("dense")
-  assert dense == count("auto") == count("chunked") == count("ring")
-  assert dense > count({"name": "local", "window": 16})
+  dense = count_flops("dense")
+  assert dense == count_flops("auto") == count_flops("chunked") == count_flops("ring")
+  assert dense > count_flops({"name": "local", "window": 16})
 
 
 @pytest.mark.parametrize(
@@ -107,31 +107,31 @@ def test_exact_cores_count_as_the_dense_one():
 def test_causal_attention_counts_half(core, causal_keys, prefix_keys, form):
   model = make_gpt(design=core, **form)
   assert gpt_forward_flops(model) == 2 * (PROJECTIONS + B * L * S * causal_keys * D)
-  # a prefix hides less, so that the whole product counts
+  # With a prefix mask the whole product is counted.
   with_prefix = gpt_forward_flops(model, decoder_causal_attention=True)
   assert with_prefix == 2 * (PROJECTIONS + B * L * S * prefix_keys * 2 * D)
 
 
 @pytest.mark.parametrize("windows, short_layers", [([16], L), ([16, None], L // 2)])
-def test_windows_count_the_keys_that_they_leave(windows, short_layers):
-  """Queries see 30 keys on average, half of that by causality: the mean of 1, 2, …, 16, 16, …."""
+def test_windows_count_only_visible_keys(windows, short_layers):
+  """A causal query sees 15 keys on average, the mean of 1, 2, …, 16, 16, …: half of 30."""
 
-  def count(windows):
+  def count_flops(windows):
     model = make_gpt(design={"windows": windows, "position": "alibi"})
     return gpt_forward_flops(flops.with_dense_cores(model))
 
-  assert count([None]) - count(windows) == 2 * B * S * short_layers * (S - 30) * D
+  assert count_flops([None]) - count_flops(windows) == 2 * B * S * short_layers * (S - 30) * D
 
 
 @pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop", "remat": "full"}])
 def test_frozen_parameters_save_flops_of_the_backward_pass(form):
-  """Trained are adapters of queries, then the last norm alone."""
+  """First only adapters of queries are trained, then only the last norm."""
   model = make_gpt(**form)
   assert gpt_step_flops(model) == 6 * (PROJECTIONS + ATTENTION)
   assert gpt_step_flops(model, set(params.arrays(model))) == 6 * (PROJECTIONS + ATTENTION)
   adapted = make_gpt(adapted=True, **form)
-  # The first layer reads what nothing trained changes, and so do its keys and values; a scan's
-  # layers are all alike.
+  # The inputs of the first layer, its keys and its values do not depend on trained parameters. In
+  # a scan all layers are treated alike.
   first = 0 if form["layers"] == "scan" else B * S * (3 * D * D + D * RANK + S * D)
   expected = 4 * PROJECTIONS + 6 * (ATTENTION + ADAPTERS) - 2 * first
   assert gpt_step_flops(adapted, adapter_names(adapted)) == expected
@@ -140,19 +140,19 @@ def test_frozen_parameters_save_flops_of_the_backward_pass(form):
 
 
 @pytest.mark.parametrize("quantization", beyond(1, ["int8", "fp8"]))
-def test_8_bit_products_count_as_others_do_where_adapters_are_trained(quantization):
-  """Frozen kernels cost two passes; attention and adapters three."""
+def test_8_bit_products_count_like_others_with_trained_adapters(quantization):
+  """Frozen kernels cost two passes; attention and adapters cost three."""
   adapted = make_gpt(adapted=True, design={"quantization": quantization})
   expected = 4 * PROJECTIONS + 6 * (ATTENTION + ADAPTERS)
   assert gpt_step_flops(adapted, adapter_names(adapted)) == expected
 
 
-def test_counts_through_control_flow():
+def test_flops_inside_control_flow_are_counted():
   a = jnp.ones((4, 5))
 
   def function(a):
     def product(x):
-      return x @ x.T @ x  # 2*4*5*4 twice
+      return x @ x.T @ x  # two products of 2 * 4 * 5 * 4 FLOPs
 
     a = jax.lax.scan(lambda x, _: (product(x), None), a, None, length=3)[0]
     a = jax.lax.cond(a.sum() > 0, product, lambda x: x, a)
@@ -197,7 +197,7 @@ def test_flops_of_a_convolution():
     ("NVIDIA A10G", 70e12),
   ],
 )
-def test_peak_flops_are_those_of_data_sheets(kind, peak):
+def test_peak_flops_equal_data_sheets(kind, peak):
   peak_flops, source = device_peak.peak_flops(
     types.SimpleNamespace(device_kind=kind, platform="any")
   )
@@ -206,14 +206,14 @@ def test_peak_flops_are_those_of_data_sheets(kind, peak):
 
 
 @pytest.mark.parametrize("kind", ["Riva 128", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"])
-def test_an_unknown_accelerator_and_a_part_of_one_have_no_peak(kind):
+def test_unknown_accelerators_and_mig_slices_have_no_peak(kind):
   peak, source = device_peak.peak_flops(types.SimpleNamespace(device_kind=kind, platform="gpu"))
   assert peak == 0
   assert "set --config.peak_flops" in source
 
 
 @pytest.mark.more
-def test_the_peak_of_a_cpu_is_measured():
+def test_peak_of_a_cpu_is_measured():
   rate, source = device_peak.peak_flops(jax.devices("cpu")[0])
   assert rate > 1e8
   assert "measured" in source
@@ -223,7 +223,7 @@ def test_the_peak_of_a_cpu_is_measured():
   "every, flags, expected",
   [(5, "", True), (0, "", False), (5, "--xla_gpu_deterministic_ops=0", False)],
 )
-def test_steps_that_are_computed_twice_are_deterministic_on_gpus(
+def test_recomputed_steps_are_compiled_deterministically_on_gpus(
   every, flags, expected, monkeypatch
 ):
   monkeypatch.setenv("XLA_FLAGS", flags)
@@ -237,4 +237,4 @@ def test_steps_that_are_computed_twice_are_deterministic_on_gpus(
   lowered = types.SimpleNamespace(compile=lambda compiler_options=None: compiler_options)
   assert compilation.compile_lowered_step(lowered, gpu, **options) == (options or None, options)
   lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
-  assert lowered.compile(compiler_options=options)(jnp.ones(3)).sum() == 6  # the option exists
+  assert lowered.compile(compiler_options=options)(jnp.ones(3)).sum() == 6  # XLA knows the option

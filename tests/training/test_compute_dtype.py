@@ -1,4 +1,4 @@
-"""With `dtype=bfloat16`, blocks pass on, store and multiply nothing wider than bfloat16."""
+"""With `dtype=bfloat16`, blocks multiply, save and pass on no array wider than bfloat16."""
 
 import collections
 import pathlib
@@ -13,9 +13,9 @@ from t5x_like.nn import params
 from t5x_like.planning import steps
 from t5x_like.training.build import build_parts
 
-# Functions that compute in float32 on purpose: small tables, a router's logits, a loss of pairs, a
-# matching of boxes.
-WIDE = (
+# Functions that compute in float32 by design: small tables, a router's logits, a loss of pairs,
+# the matching of boxes.
+FLOAT32_FUNCTIONS = (
   "RelativeBias.bias",
   "RelativeBias.by_distance",
   "float32_product",
@@ -37,7 +37,7 @@ ONE_OF_EACH = [
   "configs/t5/base.py",
   "configs/vit/mae.py",
 ]
-# These are of the size of one data set, which their tiny form does not change.
+# The tiny form does not change the size of these.
 NOT_TINY = ("configs/deit/base.py", "configs/deit/fashion_mnist.py")
 ALL = sorted(
   str(path) for path in pathlib.Path("configs").glob("*/*.py") if not path.name.startswith("_")
@@ -50,7 +50,7 @@ RECIPES = [
 
 
 def equations(jaxpr):
-  """Yield every equation of a program and of those within it."""
+  """Yield every equation of a program and of its inner programs."""
   for equation in jaxpr.eqns:
     yield equation
     for value in equation.params.values():
@@ -59,17 +59,18 @@ def equations(jaxpr):
           yield from equations(getattr(inner, "jaxpr", inner))
 
 
-def wide_arrays(values, axes: int) -> list[tuple[int, ...]]:
+def float32_shapes(values, axes: int) -> list[tuple[int, ...]]:
+  """Return the shapes of the float32 arrays that have at least this many axes."""
   return [v.aval.shape for v in values if v.aval.dtype == jnp.float32 and v.aval.ndim >= axes]
 
 
-def is_wide_by_design(equation) -> bool:
+def is_float32_by_design(equation) -> bool:
   frames = equation.source_info.traceback.frames
-  return any(name in frame.function_name for frame in frames for name in WIDE)
+  return any(name in frame.function_name for frame in frames for name in FLOAT32_FUNCTIONS)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_no_array_is_wider_than_the_compute_dtype_but_by_design(recipe):
+def test_arrays_are_wider_than_the_compute_dtype_only_by_design(recipe):
   # As on an accelerator: layers in a scan, which keeps the activations with names.
   options = ["model.dtype=bfloat16", "model.layers=scan", "model.remat=minimal"]
   config, task = steps.resolve(recipes.load(f"{recipe}:tiny", options), "cpu", None)
@@ -85,21 +86,23 @@ def test_no_array_is_wider_than_the_compute_dtype_but_by_design(recipe):
   carried = []
   residual_shapes = []
   for equation in equations(program.jaxpr):
-    if equation.primitive.name in ("dot_general", "conv_general_dilated") and not is_wide_by_design(
-      equation
-    ):
-      products.update(wide_arrays(equation.invars, 2))
-    if equation.primitive.name == "scan" and not is_wide_by_design(equation):
+    if equation.primitive.name in (
+      "dot_general",
+      "conv_general_dilated",
+    ) and not is_float32_by_design(equation):
+      products.update(float32_shapes(equation.invars, 2))
+    if equation.primitive.name == "scan" and not is_float32_by_design(equation):
       first = equation.params["num_consts"]
       last = equation.params["num_carry"]
       carried += [
-        shape for shape in wide_arrays(equation.invars[first : first + last], 3) if shape[0] == rows
+        shape
+        for shape in float32_shapes(equation.invars[first : first + last], 3)
+        if shape[0] == rows
       ]
       residual_shapes += [
-        shape for shape in wide_arrays(equation.outvars[last:], 4) if shape[1] == rows
+        shape for shape in float32_shapes(equation.outvars[last:], 4) if shape[1] == rows
       ]
-  assert not products, f"products of {products}; between blocks {carried}; kept {residual_shapes}"
-  assert not carried, f"products of {products}; between blocks {carried}; kept {residual_shapes}"
-  assert not residual_shapes, (
-    f"products of {products}; between blocks {carried}; kept {residual_shapes}"
-  )
+  shapes = f"products of {products}; between blocks {carried}; saved {residual_shapes}"
+  assert not products, shapes
+  assert not carried, shapes
+  assert not residual_shapes, shapes

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.runs
 NANO = "tests/recipes/nano_image.py"
 
 
-def test_the_average_starts_at_the_weights_and_skips_refused_updates_and_frozen_parameters():
+def test_average_starts_at_the_weights_and_ignores_refused_updates_and_frozen_parameters():
   sgd = ema.with_ema(build_optimizer("sgd", lambda step: 0.5), 0.9)
   optimizer = guard.skip_refused_updates(tunings.freeze_others(sgd, ["a"]))
   arrays = {"a": jnp.array([1.0, 2.0]), "b": jnp.array([5.0])}
@@ -43,7 +43,7 @@ def test_the_average_starts_at_the_weights_and_skips_refused_updates_and_frozen_
   assert "ema/mean/b" not in named
 
 
-def test_a_warm_up_forgets_the_first_weights_as_timms_does():
+def test_warm_up_of_the_average_equals_timms():
   optimizer = ema.with_ema(build_optimizer("sgd", lambda step: 1.0), 0.7, warmup=True)
   arrays = {"a": jnp.array([9.0])}
   mean = None
@@ -81,7 +81,7 @@ def averaged(tmp_path_factory, compiled):
   return folder
 
 
-def test_a_run_saves_the_average_of_every_parameter_and_resumes_it(averaged):
+def test_run_saves_the_average_of_every_parameter_and_resumes_it(averaged):
   assert run(averaged / "parts", averaged / "cache", "--config.total_steps=2") == 0
   assert run(averaged / "parts", averaged / "cache") == 0
   assert_same_bits(averaged / "parts", averaged / "whole", 3)
@@ -93,7 +93,7 @@ def test_a_run_saves_the_average_of_every_parameter_and_resumes_it(averaged):
       np.testing.assert_allclose(saved[step][f"ema/mean/{name}"], mean, rtol=1e-5, atol=1e-7)
 
 
-def test_evaluations_and_exports_use_the_average_unless_a_flag_takes_the_weights(averaged):
+def test_evaluations_and_exports_use_the_average_by_default(averaged):
   workdir = averaged / "whole"
   key = "eval/digits_image_classification/loss"
   (loss_of_run,) = [row[key] for row in read_metrics(workdir) if key in row]
@@ -110,39 +110,41 @@ def test_evaluations_and_exports_use_the_average_unless_a_flag_takes_the_weights
     assert np.array_equal(array, saved[f"ema/mean/{name}"]), name
 
 
-def test_starting_or_dropping_the_average_keeps_the_optimizers_state():
+def test_adding_or_removing_the_average_keeps_the_state_of_the_optimizer():
   """The tensors of a checkpoint are matched by name."""
   arrays = {"a": jnp.array([1.0, 2.0])}
   adam = build_optimizer("adamw", lambda step: 0.5)
   averaged_adam = ema.with_ema(adam, 0.9)
   grads = {"a": jnp.array([3.0, -1.0])}
-  _, moved = adam.update(grads, adam.init(arrays), arrays, step=jnp.int32(0))
-  plain = TrainState(jnp.int32(1), arrays, moved)
+  _, adam_state = adam.update(grads, adam.init(arrays), arrays, step=jnp.int32(0))
+  plain = TrainState(jnp.int32(1), arrays, adam_state)
   averaged = TrainState(jnp.int32(1), arrays, averaged_adam.init(arrays))
-  assert restored_names(plain, averaged) == tensors_of(plain).keys()
-  assert restored_names(averaged, plain) == tensors_of(plain).keys()
-  assert restored_names(averaged, averaged) == tensors_of(averaged).keys()
-  restored = to_named(from_tree(to_tree(plain), abstract(averaged), averaged_adam).opt_state)
+  assert restored_names(plain, averaged) == describe_tensors(plain).keys()
+  assert restored_names(averaged, plain) == describe_tensors(plain).keys()
+  assert restored_names(averaged, averaged) == describe_tensors(averaged).keys()
+  restored = to_named(from_tree(to_tree(plain), make_abstract(averaged), averaged_adam).opt_state)
   assert int(restored["ema/count"]) == 0
   assert np.array_equal(restored["ema/mean/a"], arrays["a"])
   assert np.abs(restored["adam/mu/a"]).max() > 0
-  for name, tensor in to_named(moved).items():
+  for name, tensor in to_named(adam_state).items():
     assert np.array_equal(restored[name], tensor), name
 
 
-def tensors_of(state) -> dict:
-  """Return shape and type of the tensors of a state, as a checkpoint describes them."""
-  described = {}
+def describe_tensors(state) -> dict:
+  """Return shape and dtype of the tensors of a state, as a checkpoint's manifest has them."""
+  descriptions = {}
   for name, tensor in flatten(to_tree(state)).items():
-    described[name] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
-  return described
+    descriptions[name] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+  return descriptions
 
 
-def abstract(state):
+def make_abstract(state):
   device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state)
 
 
 def restored_names(saved, wanted):
-  """Return the tensors of a saved state that are read for another state."""
-  return flatten(restoring._tensors_to_restore(tensors_of(saved), abstract(wanted), False)).keys()
+  """Return the names of the tensors of a saved state that are read for a wanted state."""
+  return flatten(
+    restoring._tensors_to_restore(describe_tensors(saved), make_abstract(wanted), False)
+  ).keys()

@@ -1,4 +1,4 @@
-"""A run stops at updates that are not finite, skips them or goes back, and resumes bit for bit."""
+"""A run stops at a non-finite update, skips it or rolls back, and resumes with the same bits."""
 
 import dataclasses
 import os
@@ -19,22 +19,26 @@ from t5x_like.training.run import TrainingRun
 from tests.runs import NANO, fingerprints, losses, steps
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
-POISON = 4  # the batch with NaN in it, which step 5 meets
-TOTAL = 10
+POISONED_BATCH = 4  # has NaN weights; step 5 trains on it
+TOTAL_STEPS = 10
 
 
 def train_on_poisoned_data(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
-  """Train with one poisoned batch; return (exit code, positions of the batches drawn)."""
-  drawn = []
+  """Train with one poisoned batch; return (exit code, numbers of the batches read).
+
+  Args:
+    stop_at: send SIGTERM after this many steps.
+  """
+  batch_numbers = []
   batches = phases.iterate_batches
   advance = TrainingRun.advance
   calls = []
 
-  def poison_one_batch(built, position, rows):
-    for number, batch in enumerate(batches(built, position, rows), start=position):
-      drawn.append(number)
+  def poison_one_batch(tasks, position, rows):
+    for number, batch in enumerate(batches(tasks, position, rows), start=position):
+      batch_numbers.append(number)
       weights = batch["decoder_loss_weights"]
-      if number == POISON:
+      if number == POISONED_BATCH:
         batch = batch | {"decoder_loss_weights": weights * np.float32(np.nan)}
       yield batch
 
@@ -46,7 +50,11 @@ def train_on_poisoned_data(workdir, *flags, stop_at: int = 0) -> tuple[int, list
       if len(calls) == stop_at:
         os.kill(os.getpid(), signal.SIGTERM)
 
-  shared = (f"--config.total_steps={TOTAL}", "--config.checkpoint.every=2", "--config.evals={}")
+  shared = (
+    f"--config.total_steps={TOTAL_STEPS}",
+    "--config.checkpoint.every=2",
+    "--config.evals={}",
+  )
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(phases, "iterate_batches", poison_one_batch)
     patched.setattr(TrainingRun, "advance", advance_and_signal)
@@ -57,28 +65,28 @@ def train_on_poisoned_data(workdir, *flags, stop_at: int = 0) -> tuple[int, list
       "--config.checkpoint.keep_last=20",
       *flags,
     ]
-    return train.main(argv), drawn
+    return train.main(argv), batch_numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class Tracker:
-  """A tracker that writes down how each start ended."""
+  """A tracker that writes the outcome of each start to a file."""
 
   def open(self, workdir, name, step, config):
     outcomes = workdir / "outcomes"
 
-    def note_outcome(outcome):
+    def write_outcome(outcome):
       with outcomes.open("a") as file:
         file.write(f"{outcome}\n")
 
-    return types.SimpleNamespace(write=lambda *_: None, flush=lambda: None, close=note_outcome)
+    return types.SimpleNamespace(write=lambda *_: None, flush=lambda: None, close=write_outcome)
 
 
 SKIP = ("--config.guard.name=skip",)
 ROLLBACK = ('--config.guard={"name": "rollback", "steps": 2}',)
 
 
-def test_a_run_stops_before_saving_a_nan_and_can_skip_its_batch(tmp_path, capsys):
+def test_run_stops_before_saving_a_nan_and_can_skip_the_batch(tmp_path, capsys):
   tracker = '--config.trackers={"mine": {"name": "tests.training.test_guard:Tracker"}}'
   assert train_on_poisoned_data(tmp_path, tracker)[0] == 3
   assert steps(tmp_path) == [2, 4]
@@ -91,23 +99,23 @@ def test_a_run_stops_before_saving_a_nan_and_can_skip_its_batch(tmp_path, capsys
   assert [s for s, x in loss_by_step.items() if x is None] == [5]
   assert steps(tmp_path) == [2, 4, 6, 8, 10]
   refused = [row["train/updates_refused"] for row in read_metrics(tmp_path)]
-  assert refused == [0] * 4 + [1] + [0] * 5  # step 5 alone
+  assert refused == [0] * 4 + [1] + [0] * 5  # only step 5
 
 
 @pytest.mark.more
-def test_a_run_goes_back_to_a_checkpoint_and_on_with_later_batches(tmp_path, capsys):
-  code, drawn = train_on_poisoned_data(tmp_path, *ROLLBACK)
+def test_rollback_returns_to_a_checkpoint_and_continues_with_later_batches(tmp_path, capsys):
+  code, batch_numbers = train_on_poisoned_data(tmp_path, *ROLLBACK)
   assert code == 0
   assert "back to step 2, and on with the batches of step 6" in capsys.readouterr().out
-  assert drawn == [*range(6), *range(5, 13)]
-  assert [s for s, _ in losses(tmp_path)] == list(range(1, TOTAL + 1))
+  assert batch_numbers == [*range(6), *range(5, 13)]
+  assert [s for s, _ in losses(tmp_path)] == list(range(1, TOTAL_STEPS + 1))
   assert all(x is not None for _, x in losses(tmp_path))
   assert (tmp_path / "checkpoints" / "4.rolled_back").is_dir()
   (row,) = [row for row in json_lines.read(tmp_path / "history.jsonl") if "rollback" in row]
   assert (row["from"], row["step"], row["batches_passed"]) == (5, 2, 3)
 
 
-def test_a_step_to_go_back_to_must_be_kept(tmp_path, capsys):
+def test_rollback_beyond_the_kept_checkpoints_is_refused(tmp_path, capsys):
   guard = '--config.guard={"name": "rollback", "steps": 7}'
   assert train_on_poisoned_data(tmp_path, guard, "--config.checkpoint.keep_last=4")[0] == 2
   assert "config.guard.steps: found 7, expected at most 6" in capsys.readouterr().err
@@ -115,18 +123,18 @@ def test_a_step_to_go_back_to_must_be_kept(tmp_path, capsys):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("flags", [SKIP, ROLLBACK], ids=["skip", "rollback"])
-def test_a_run_stopped_anywhere_ends_with_the_same_bits(flags, tmp_path):
+def test_run_that_is_stopped_at_any_step_ends_with_the_same_bits(flags, tmp_path):
   assert train_on_poisoned_data(tmp_path / "whole", *flags)[0] == 0
   for stop_at in (3, 5, 6, 7, 9):
     workdir = tmp_path / str(stop_at)
     assert train_on_poisoned_data(workdir, *flags, stop_at=stop_at)[0] == 75
     assert train_on_poisoned_data(workdir, *flags)[0] == 0
     assert losses(workdir) == losses(tmp_path / "whole")
-    assert fingerprints(workdir, TOTAL) == fingerprints(tmp_path / "whole", TOTAL)
+    assert fingerprints(workdir, TOTAL_STEPS) == fingerprints(tmp_path / "whole", TOTAL_STEPS)
 
 
 @pytest.mark.more
-def test_a_requested_return_to_a_step_happens_once(tmp_path, capsys):
+def test_from_step_takes_effect_once(tmp_path, capsys):
   clean = ("--config.total_steps=4",)
   assert train_on_poisoned_data(tmp_path, *clean)[0] == 0
   before = fingerprints(tmp_path, 4)
@@ -142,8 +150,8 @@ def test_a_requested_return_to_a_step_happens_once(tmp_path, capsys):
   assert [(row["step"], row.get("from_step")) for row in rows] == [(0, None), (2, 2), (4, 2)]
 
 
-def judge_all(guard, losses, norms=None):
-  """Yield (verdict, record of losses) of a guard after each update."""
+def judge_updates(guard, losses, norms=None):
+  """Yield (whether a guard accepts an update, its record of losses) for each update."""
   judge = jax.jit(guard.judge)
   state = new_loss_record()
   if norms is None:
@@ -156,7 +164,7 @@ def judge_all(guard, losses, norms=None):
 @pytest.mark.parametrize(
   "guard", [Guard(), GUARDS["skip"](spike=1.5, window=5)], ids=["plain", "spikes"]
 )
-def test_verdicts_equal_those_of_plain_python(guard):
+def test_verdicts_equal_plain_python(guard):
   values = np.random.default_rng(0).uniform(1, 1.4, 60)
   values[[3, 20, 21, 40]] = 2.5
   values[[30, 45]] = [np.nan, np.inf]
@@ -165,7 +173,7 @@ def test_verdicts_equal_those_of_plain_python(guard):
   mean = 0.0
   accepted_before = 0
   refused = 0
-  verdicts = judge_all(guard, values, norms)
+  verdicts = judge_updates(guard, values, norms)
   for (accepted, state), loss, norm in zip(verdicts, values, norms, strict=True):
     expected = bool(np.isfinite(loss) and np.isfinite(norm))
     if guard.spike and accepted_before >= guard.window and loss > guard.spike * mean:
@@ -185,15 +193,15 @@ def test_verdicts_equal_those_of_plain_python(guard):
   "mean, jitter, spike",
   [(-1, 0.01, 50), (-1000, 10, 1e5), (0, 1, 50), (-1e-3, 1e-4, 1), (2, 0.3, 9), (0, 0, 0)],
 )
-def test_spikes_are_recognised_whatever_the_sign_of_the_losses(mean, jitter, spike):
+def test_spikes_are_recognised_for_losses_of_any_sign(mean, jitter, spike):
   losses = mean + jitter * np.sin(np.arange(60))
   losses[40] = spike
-  verdicts = judge_all(GUARDS["skip"](spike=2.0, window=10), losses)
+  verdicts = judge_updates(GUARDS["skip"](spike=2.0, window=10), losses)
   refused = [step for step, (accepted, _) in enumerate(verdicts) if not accepted]
   assert refused == ([40] if spike else [])
 
 
-def test_a_guard_that_refuses_every_second_update_ends_the_run():
+def test_guard_that_refuses_every_second_update_ends_the_run():
   guard = GUARDS["skip"](max_consecutive=10)
   refusals = RefusedSteps(guard, [])
   reasons = {step: refusals.add(step) for step in range(2, 54, 2)}
@@ -208,7 +216,7 @@ def test_a_guard_that_refuses_every_second_update_ends_the_run():
   assert not any(in_a_row.add(step) for step in range(1_000, 1_060))
 
 
-def test_a_return_without_a_step_to_go_to_names_the_key():
+def test_rollback_without_a_saved_step_is_refused_naming_the_key():
   with pytest.raises(
     NumericError, match="no step 5 before is saved; lower --config.checkpoint.every"
   ):

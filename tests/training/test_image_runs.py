@@ -1,4 +1,4 @@
-"""Image runs write pictures, convert, change resolution and classes, and refuse misfits."""
+"""Image runs write pictures, can be converted, and can change resolution and classes."""
 
 import dataclasses
 import json
@@ -53,13 +53,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scores(folder) -> dict:
-  """Return what `evaluate` writes of the finished run."""
+  """Return the file that `evaluate` writes for the finished run."""
   assert evaluate.main([f"--workdir={folder}/run", "--evals=image_classification"]) == 0
   (path,) = (folder / "run" / "evaluations").glob("4_*.json")
   return json.loads(path.read_text())
 
 
-def arrays_of(workdir) -> dict:
+def load_arrays(workdir) -> dict:
   return load(str(workdir), batch_size=8).run.arrays
 
 
@@ -86,45 +86,44 @@ def test_metrics_of_images_are_written_and_reproduced_by_evaluate(folder, scores
 
 
 @pytest.mark.more
-def test_another_resolution_starts_from_the_interpolated_positions(folder, tmp_path):
+def test_run_at_another_resolution_starts_from_interpolated_positions(folder, tmp_path):
   flags = (f"--config.init.workdir={folder}/run", "--config.total_steps=1", *LARGER)
   assert run(tmp_path, folder / "cache", *flags) == 0
   assert_only_positions_are_resized(tmp_path)
-  assert np.isfinite(arrays_of(tmp_path)["inputs/position/table"]).all()
+  assert np.isfinite(load_arrays(tmp_path)["inputs/position/table"]).all()
 
 
 @pytest.fixture(scope="module")
 def converted(folder):
-  """Return a folder with the run in Hugging Face's format, `there`, and converted back, `back`."""
-  there = folder / "there"
-  assert convert_hf.main([f"--input={folder}/run", f"--output={there}"]) == 0
-  cache = f"--config.task.cache={folder}/cache"
-  back = [f"--input={there}", f"--output={folder}/back", f"--config={NANO}", cache]
-  assert convert_hf.main(back) == 0
+  """Return a folder with `run`, its conversion `exported`, and that converted back, `imported`."""
+  assert convert_hf.main([f"--input={folder}/run", f"--output={folder}/exported"]) == 0
+  flags = [f"--config={NANO}", f"--config.task.cache={folder}/cache"]
+  paths = [f"--input={folder}/exported", f"--output={folder}/imported"]
+  assert convert_hf.main([*paths, *flags]) == 0
   return folder
 
 
-def test_a_run_is_converted_to_hugging_face_and_back(converted):
-  config = json.loads((converted / "there" / "config.json").read_text())
+def test_run_is_converted_to_hugging_face_and_back(converted):
+  config = json.loads((converted / "exported" / "config.json").read_text())
   assert config["model_type"] == "vit"
   assert config["id2label"] == {str(n): str(n) for n in range(10)}
-  processor = json.loads((converted / "there" / "preprocessor_config.json").read_text())
+  processor = json.loads((converted / "exported" / "preprocessor_config.json").read_text())
   assert processor["size"] == {"shortest_edge": 18}
   assert processor["crop_size"] == {"height": 16, "width": 16}
-  imported = arrays_of(converted / "back")
-  for name, array in arrays_of(converted / "run").items():
+  imported = load_arrays(converted / "imported")
+  for name, array in load_arrays(converted / "run").items():
     assert np.array_equal(imported[name], array), name
 
 
 @pytest.mark.more
-def test_another_resolution_starts_from_published_weights(converted, tmp_path):
-  flags = (f"--config.init.workdir={converted}/back", "--config.total_steps=1", *LARGER)
+def test_run_at_another_resolution_starts_from_imported_weights(converted, tmp_path):
+  flags = (f"--config.init.workdir={converted}/imported", "--config.total_steps=1", *LARGER)
   assert run(tmp_path, converted / "cache", *flags) == 0
   assert_only_positions_are_resized(tmp_path)
 
 
 @pytest.mark.more
-def test_other_classes_get_a_new_head(folder, tmp_path):
+def test_run_on_other_classes_starts_with_a_new_head(folder, tmp_path):
   photo = image_files.encode(np.full((16, 16), 40, np.uint8))
   source = image_files.write_folders(tmp_path / "photos", {"a/1.png": photo, "b/1.png": photo})
   flags = (
@@ -140,7 +139,7 @@ def test_other_classes_get_a_new_head(folder, tmp_path):
   assert report["initialised"] == report["ignored"] == ["head/out/bias", "head/out/kernel"]
 
 
-def test_a_report_has_pictures_and_evaluations_write_them_too(folder, scores):
+def test_reports_and_evaluations_have_pictures(folder, scores):
   workdir = folder / "run"
   names = ("augmented", "attention", "confusion_digits_image_classification")
   for name in names:
@@ -152,52 +151,51 @@ def test_a_report_has_pictures_and_evaluations_write_them_too(folder, scores):
   assert {path.stem for path in pictures} == set(names)
 
 
-def heads_of(x, block, name):
-  """Return a projection of attention, [B, T, N, H] of two heads."""
+def project(x, block, name):
+  """Return the queries, keys or values [B, T, N, H] of two heads."""
   kernel = block[f"self_attention/layer/{name}/kernel"]
   projection = x @ kernel + block[f"self_attention/layer/{name}/bias"]
   return projection.reshape(*x.shape[:2], 2, 8)
 
 
-def test_the_picture_of_attention_is_the_rollout_of_its_layers():
-  """It is computed again in numpy, layer by layer."""
+def test_picture_of_attention_equals_a_rollout_layer_by_layer():
   dims = Dims(16, 2, 2, 8, 16, 2)
   variant = dataclasses.replace(vit.VARIANTS["vit-tiny"], dims=dims, patch=4, resolution=8)
-  built = model(Case("vit", "vit", variant))
+  vit_model = model(Case("vit", "vit", variant))
   image = np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype(np.float32)
-  patches = built.patches(patchify(image, variant))
-  tokens = np.concatenate([np.broadcast_to(built.tokens[...], (2, 1, 16)), patches], 1)
+  patches = vit_model.patches(patchify(image, variant))
+  tokens = np.concatenate([np.broadcast_to(vit_model.tokens[...], (2, 1, 16)), patches], 1)
   positions = np.arange(5)[None]
-  x = built.inputs(tokens, positions, None, None)
+  x = vit_model.inputs(tokens, positions, None, None)
   rolled = np.eye(5)
   prefix = "encoder/blocks/"
   for layer in range(2):
     arrays = {}
-    for name, array in params.arrays(built).items():
+    for name, array in params.arrays(vit_model).items():
       if name.startswith(prefix):
         arrays[name.removeprefix(prefix)] = array[layer]
-    block = jax.tree.unflatten(jax.tree.structure(built.encoder.blocks), list(arrays.values()))
+    block = jax.tree.unflatten(jax.tree.structure(vit_model.encoder.blocks), list(arrays.values()))
     y = np.asarray(block.self_attention.in_norm(x))
-    scores = np.einsum("btnh,bsnh->bnts", heads_of(y, arrays, "query"), heads_of(y, arrays, "key"))
+    scores = np.einsum("btnh,bsnh->bnts", project(y, arrays, "query"), project(y, arrays, "key"))
     weights = jax.nn.softmax(scores / 8**0.5, axis=-1)
     rolled = (np.mean(weights, 1) + np.eye(5)) / 2 @ rolled
     x, *_ = block(x, Context(mask=Mask(positions, positions)), None, None)
-  copy = params.with_arrays(built, params.arrays(built))
+  copy = params.with_arrays(vit_model, params.arrays(vit_model))
   rollout = pictures._attention_rollout(copy, {"image": image})
   np.testing.assert_allclose(rollout, rolled[:, 0, 1:], rtol=1e-4)
 
 
-def test_the_picture_of_confusion_is_darker_for_larger_shares():
+def test_cells_of_the_confusion_matrix_are_darker_for_larger_shares():
   rows = [{"target": "a", "prediction": prediction} for prediction in "aab"]
-  drawn = pictures.confusion([*rows, {"target": "b", "prediction": "b"}], ("a", "b"))
+  picture = pictures.confusion([*rows, {"target": "b", "prediction": "b"}], ("a", "b"))
   shares = {(0, 0): 2 / 3, (1, 0): 1 / 3, (0, 1): 0, (1, 1): 1}
   for (x, y), share in shares.items():
-    assert drawn.getpixel((17 + 34 * x, 17 + 34 * y))[0] == int(255 - share * (255 - 37))
+    assert picture.getpixel((17 + 34 * x, 17 + 34 * y))[0] == int(255 - share * (255 - 37))
 
 
 @pytest.mark.more
-def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(folder, tmp_path):
-  """The autoencoder's report shows what it reconstructs."""
+def test_probe_of_a_masked_autoencoder_trains_only_a_head(folder, tmp_path):
+  """The autoencoder's report has a picture of its reconstructions."""
   slots = {
     "task": {
       "name": "masked_images",
@@ -214,8 +212,8 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(folder, tmp_path):
   }
   flags = [f"--config.{slot}={json.dumps(value)}" for slot, value in slots.items()]
   assert train.main([f"--config={NANO}", f"--workdir={tmp_path}/mae", *flags]) == 0
-  drawn = {path.stem for path in (tmp_path / "mae" / "pictures").glob("*.png")}
-  assert drawn == {"augmented", "reconstruction"}
+  names = {path.stem for path in (tmp_path / "mae" / "pictures").glob("*.png")}
+  assert names == {"augmented", "reconstruction"}
   head = {"name": "image_classification", "labels": 10, "pooling": "mean", "norm": "after"}
   probe = (
     f"--config.init.workdir={tmp_path}/mae",
@@ -236,7 +234,7 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(folder, tmp_path):
     assert before[name].tobytes() == after[name].tobytes(), name
   assert np.abs(after["params/head/out/kernel"]).max() > 0
   assert "params/head/norm/scale" in after
-  # one norm, as MAE's code fine-tunes
+  # Only the head has a norm, as in MAE's code for fine-tuning.
   assert "params/encoder/final_norm/scale" in before.keys() - after.keys()
 
 
@@ -249,7 +247,7 @@ def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(folder, tmp_path):
     ("--config.objective.name=mlm", ("config.objective",)),
   ],
 )
-def test_parts_that_do_not_fit_are_refused(flag, names, folder, tmp_path, capsys):
+def test_incompatible_parts_are_refused(flag, names, folder, tmp_path, capsys):
   assert run(tmp_path, folder / "cache", flag) == 2
   (error,) = capsys.readouterr().err.splitlines()
   for name in names:

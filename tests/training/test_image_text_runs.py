@@ -1,4 +1,4 @@
-"""Image-text runs learn to classify and retrieve, and convert to Hugging Face."""
+"""Image-text runs learn to classify and retrieve, and can be converted to Hugging Face."""
 
 import itertools
 import json
@@ -42,7 +42,7 @@ def draw_shape(color: str, shape: str, generator) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-  """Return a folder of coloured shapes: captioned pairs to train on, and a folder of each kind."""
+  """Return a folder of coloured shapes: images with captions, and a folder of each kind."""
   folder = tmp_path_factory.mktemp("shapes")
   generator = np.random.default_rng(0)
   rows = []
@@ -96,7 +96,7 @@ def trained_run(data, tmp_path_factory):
 
 
 @pytest.mark.more
-def test_zero_shot_classification_and_retrieval_find_what_was_learned(trained_run):
+def test_run_learns_zero_shot_classification_and_retrieval(trained_run):
   rows = read_metrics(trained_run)
   last = {name: value for row in rows for name, value in row.items() if name.startswith("eval/")}
   assert last["eval/zero_shot/top1"] > 50
@@ -110,7 +110,7 @@ def test_zero_shot_classification_and_retrieval_find_what_was_learned(trained_ru
   assert scales[0] == pytest.approx(1 / 0.07, rel=1e-3)
   assert scales[-1] != scales[0]
   assert max(scales) <= 100 * 1.0001
-  # the same on other devices, and in other batches
+  # Evaluations on another mesh and in other batches have the same scores.
   other_layout = ("--config.batch_size=40", "--config.mesh.tensor=2")
   flags = [f"--workdir={trained_run}", "--evals=zero_shot,retrieval", *other_layout]
   assert evaluate.main(flags) == 0
@@ -119,15 +119,17 @@ def test_zero_shot_classification_and_retrieval_find_what_was_learned(trained_ru
   for path in files:
     label = "eval/zero_shot/" if "zero_shot" in path.name else prefix
     for name, value in json.loads(path.read_text())["metrics"].items():
-      assert last[label + name] == pytest.approx(value, abs=3)  # one of what is near to a tie
+      assert last[label + name] == pytest.approx(
+        value, abs=3
+      )  # a near tie may be decided otherwise
 
 
 @pytest.mark.more
-def test_predict_gives_an_image_its_best_text(trained_run, data, tmp_path, capsys):
+def test_predict_finds_the_best_text_of_an_image(trained_run, data, tmp_path, capsys):
   texts = tmp_path / "texts.txt"
   texts.write_text("\n".join(f"a {color} {shape}" for color, shape in KINDS))
-  ask = [f"--workdir={trained_run}", f"--input={data}/kinds", f"--output={tmp_path}/out.jsonl"]
-  assert predict.main([*ask, f"--texts={texts}", "--top_k=12", "--batch_size=40"]) == 0
+  flags = [f"--workdir={trained_run}", f"--input={data}/kinds", f"--output={tmp_path}/out.jsonl"]
+  assert predict.main([*flags, f"--texts={texts}", "--top_k=12", "--batch_size=40"]) == 0
   rows = json_lines.read(tmp_path / "out.jsonl")
   assert len(rows) == 8 * len(KINDS)
   correct = [row["prediction"] == f"a {row['input'].split('/')[-2]}" for row in rows]
@@ -135,28 +137,28 @@ def test_predict_gives_an_image_its_best_text(trained_run, data, tmp_path, capsy
   for row in rows:
     assert sum(x["probability"] for x in row["predictions"]) == pytest.approx(1, abs=1e-3)
   capsys.readouterr()
-  assert predict.main(ask) == 2
+  assert predict.main(flags) == 2
   assert "--texts=None" in capsys.readouterr().err
   texts.write_text("a red square")
-  assert predict.main([*ask, f"--texts={texts}"]) == 2
+  assert predict.main([*flags, f"--texts={texts}"]) == 2
   assert "--texts: found 1, expected a file of at least two texts" in capsys.readouterr().err
 
 
 @pytest.mark.more
-def test_a_run_is_converted_to_hugging_face_and_back(trained_run, data, tmp_path):
-  there = tmp_path / "there"
-  back = tmp_path / "back"
-  assert convert_hf.main([f"--input={trained_run}", f"--output={there}"]) == 0
-  assert json.loads((there / "config.json").read_text())["model_type"] == "clip"
+def test_run_is_converted_to_hugging_face_and_back(trained_run, data, tmp_path):
+  exported = tmp_path / "exported"
+  imported = tmp_path / "imported"
+  assert convert_hf.main([f"--input={trained_run}", f"--output={exported}"]) == 0
+  assert json.loads((exported / "config.json").read_text())["model_type"] == "clip"
   flags = [f"--config={NANO}", f"--config.task.cache={data}/cache"]
-  assert convert_hf.main([f"--input={there}", f"--output={back}", *flags]) == 0
-  imported = load(str(back), batch_size=8).run.arrays
+  assert convert_hf.main([f"--input={exported}", f"--output={imported}", *flags]) == 0
+  imported_arrays = load(str(imported), batch_size=8).run.arrays
   for name, array in load(str(trained_run), batch_size=8).run.arrays.items():
-    assert np.array_equal(imported[name], array), name
+    assert np.array_equal(imported_arrays[name], array), name
 
 
 @pytest.mark.more
-def test_a_run_starts_from_another_at_another_resolution(trained_run, data, tmp_path):
+def test_run_starts_from_another_run_at_another_resolution(trained_run, data, tmp_path):
   flags = (
     f"--config.init.workdir={trained_run}",
     "--config.total_steps=1",
@@ -183,27 +185,27 @@ def test_a_run_starts_from_another_at_another_resolution(trained_run, data, tmp_
     (("--config.task.channels=1",), "config.model.channels"),
   ],
 )
-def test_parts_that_do_not_fit_are_refused(flags, message, data, tmp_path, capsys):
+def test_incompatible_parts_are_refused(flags, message, data, tmp_path, capsys):
   assert run(tmp_path, data, *flags) == 2
   (error,) = capsys.readouterr().err.splitlines()
   assert message in error
 
 
-def test_ranks_equal_those_of_brute_force():
+def test_ranks_equal_brute_force():
   generator = np.random.default_rng(0)
   image_NP = generator.standard_normal((300, 4))
   text_CP = generator.standard_normal((700, 4))
   image_C = np.sort(np.concatenate([np.arange(300), generator.integers(0, 300, 400)]))
-  of_image, of_text = retrieval.match_ranks(image_NP, text_CP, image_C)
+  image_ranks, text_ranks = retrieval.match_ranks(image_NP, text_CP, image_C)
   cosine = image_NP @ text_CP.T
   for n in (0, 255, 256, 299):
     order = image_C[np.argsort(-cosine[n])]
-    assert of_image[n] == np.flatnonzero(order == n)[0]
+    assert image_ranks[n] == np.flatnonzero(order == n)[0]
   for c in (0, 255, 256, 699):
-    assert np.argsort(-cosine[:, c])[of_text[c]] == image_C[c]
+    assert np.argsort(-cosine[:, c])[text_ranks[c]] == image_C[c]
 
 
 def test_equal_vectors_have_the_last_rank():
   ones = np.ones((3, 2))
-  of_image, _ = retrieval.match_ranks(ones, ones, np.arange(3))
-  assert of_image.tolist() == [2, 2, 2]
+  image_ranks, _ = retrieval.match_ranks(ones, ones, np.arange(3))
+  assert image_ranks.tolist() == [2, 2, 2]

@@ -1,4 +1,4 @@
-"""The loop saves before it evaluates, and each start leaves a record."""
+"""The loop saves before it evaluates, and each start is recorded in the history."""
 
 import json
 import os
@@ -56,8 +56,8 @@ def uninterrupted(tmp_path_factory, compiled):
   return workdir
 
 
-def assert_continues_as(uninterrupted, workdir):
-  """Continue a run; assert that it ends as the uninterrupted one did."""
+def resume_and_compare(uninterrupted, workdir):
+  """Resume a run; assert that its results equal an uninterrupted run's."""
   assert train_run(workdir) == 0
   assert losses(workdir) == losses(uninterrupted)
   assert evaluated_rows(workdir) == evaluated_rows(uninterrupted)
@@ -65,7 +65,7 @@ def assert_continues_as(uninterrupted, workdir):
 
 
 @pytest.mark.more
-def test_an_evaluator_that_raises_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch):
+def test_evaluator_that_raises_loses_no_checkpoint(uninterrupted, tmp_path, monkeypatch):
   call = evaluation.Evaluation.__call__
   calls = []
 
@@ -81,27 +81,27 @@ def test_an_evaluator_that_raises_loses_no_checkpoint(uninterrupted, tmp_path, m
   assert steps(tmp_path)[-1] == 4
   assert evaluated_steps(tmp_path) == [2]
   monkeypatch.undo()
-  assert_continues_as(uninterrupted, tmp_path)
+  resume_and_compare(uninterrupted, tmp_path)
 
 
 @pytest.mark.parametrize(
   ("moment", "step"), more.beyond(1, [("evaluate", 4), ("evaluate", 6), ("advance", 6)])
 )
-def test_a_signal_waits_for_no_evaluation(moment, step, uninterrupted, tmp_path, monkeypatch):
-  """The signal comes after a step, or during an evaluation at a step that is not to be saved."""
+def test_signal_does_not_wait_for_an_evaluation(moment, step, uninterrupted, tmp_path, monkeypatch):
+  """The signal arrives after a step, or during the evaluation of a step that need not be saved."""
   advance = TrainingRun.advance
   evaluate = Evaluator.__call__
-  reached = [0]
+  last_step = [0]
 
   def advance_and_signal(self):
     forward = advance(self)
-    reached[0] = self.step
+    last_step[0] = self.step
     if moment == "advance" and self.step == step:
       os.kill(os.getpid(), signal.SIGTERM)
     return forward
 
   def signal_and_evaluate(self, arrays):
-    if moment == "evaluate" and reached[0] == step:
+    if moment == "evaluate" and last_step[0] == step:
       os.kill(os.getpid(), signal.SIGTERM)
     return evaluate(self, arrays)
 
@@ -111,11 +111,11 @@ def test_a_signal_waits_for_no_evaluation(moment, step, uninterrupted, tmp_path,
   assert steps(tmp_path)[-1] == step
   assert step not in evaluated_steps(tmp_path)
   monkeypatch.undo()
-  assert_continues_as(uninterrupted, tmp_path)
+  resume_and_compare(uninterrupted, tmp_path)
 
 
 @pytest.mark.more
-def test_every_start_leaves_a_line_of_history(tmp_path):
+def test_every_start_adds_a_line_to_history(tmp_path):
   for total in (2, 2, 4):
     assert train_run(tmp_path, "--config.evals={}", f"--config.total_steps={total}") == 0
   rows = [row for row in json_lines.read(tmp_path / "history.jsonl") if "changes" in row]
@@ -131,9 +131,11 @@ def test_every_start_leaves_a_line_of_history(tmp_path):
   assert first["time"] <= second["time"] <= third["time"]
 
 
-class Scripted:
-  """A run whose updates are refused at some steps: each takes it back to the step saved last,
-  once."""
+class ScriptedRun:
+  """A stand-in for a training run that records the calls of the loop.
+
+  Updates of some steps are refused once, which returns the run to its newest saved step.
+  """
 
   is_out_of_patience = False
 
@@ -142,7 +144,7 @@ class Scripted:
     self.signalled = signalled
     self.step = 0
     self.pending = None
-    self.done = []
+    self.calls = []
     self.session = types.SimpleNamespace(
       saved=0, address="here", workdir=pathlib.Path("here"), wait_for_save=lambda: None
     )
@@ -155,7 +157,7 @@ class Scripted:
     self.refused.remove(pending)
     self.step = self.session.saved
     self.pending = None
-    self.done.append(f"back to {self.step}")
+    self.calls.append(f"back to {self.step}")
     return False
 
   def advance(self) -> bool:
@@ -175,26 +177,26 @@ class Scripted:
     assert self.pending is None, "the metrics of a step that is saved are written"
     if self.session.saved != self.step:
       self.session.saved = self.step
-      self.done.append(f"save {self.step}")
+      self.calls.append(f"save {self.step}")
 
   def evaluate(self, steps_to_save) -> bool:
     assert self.pending is None
     assert not steps_to_save()
-    self.done.append(f"evaluate {self.step}")
+    self.calls.append(f"evaluate {self.step}")
     return True
 
   def has_evaluation(self) -> bool:
-    return f"evaluate {self.step}" in self.done
+    return f"evaluate {self.step}" in self.calls
 
   def finish(self) -> None:
-    self.done.append("finish")
+    self.calls.append("finish")
 
 
 @pytest.mark.parametrize(
   ("refused", "expected"),
   [
     ([], "save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),
-    # read while step 2 runs
+    # The refusal is read while step 2 runs.
     ([1], "back to 0, save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),
     ([3], "back to 0, save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),  # before a save
     # before an evaluation
@@ -202,10 +204,10 @@ class Scripted:
     ([8], "save 3, evaluate 4, save 6, back to 6, save 8, evaluate 8, finish"),  # at the end
   ],
 )
-def test_a_refused_update_takes_the_loop_back(refused, expected):
-  run = Scripted(refused)
+def test_refused_update_returns_the_loop_to_the_newest_saved_step(refused, expected):
+  run = ScriptedRun(refused)
   loop.train(run)
-  assert ", ".join(run.done) == expected
+  assert ", ".join(run.calls) == expected
 
 
 @pytest.mark.parametrize(
@@ -219,26 +221,26 @@ def test_a_refused_update_takes_the_loop_back(refused, expected):
     (range(8, 20), "save 3, evaluate 4, save 6, start, step 8, stop, save 8, evaluate 8, finish"),
   ],
 )
-def test_a_profile_covers_the_steps_of_its_window(window, expected, monkeypatch):
-  run = Scripted([])
-  monkeypatch.setattr("jax.profiler.start_trace", lambda folder: run.done.append("start"))
-  monkeypatch.setattr("jax.profiler.stop_trace", lambda: run.done.append("stop"))
+def test_profile_covers_the_steps_of_its_window(window, expected, monkeypatch):
+  run = ScriptedRun([])
+  monkeypatch.setattr("jax.profiler.start_trace", lambda folder: run.calls.append("start"))
+  monkeypatch.setattr("jax.profiler.stop_trace", lambda: run.calls.append("stop"))
   advance = run.advance
 
-  def advance_and_note():
-    if "start" in run.done and "stop" not in run.done:
-      run.done.append(f"step {run.step + 1}")
+  def record_and_advance():
+    if "start" in run.calls and "stop" not in run.calls:
+      run.calls.append(f"step {run.step + 1}")
     return advance()
 
-  run.advance = advance_and_note
+  run.advance = record_and_advance
   loop.train(run, profile=window)
-  assert ", ".join(run.done) == expected
+  assert ", ".join(run.calls) == expected
 
 
 @pytest.mark.parametrize(("refused", "saved"), [([], 5), ([5], 3)])
-def test_a_signal_saves_the_step_or_the_step_returned_to(refused, saved):
-  run = Scripted(refused, signalled=5)
+def test_signal_saves_the_current_step_or_the_one_after_a_rollback(refused, saved):
+  run = ScriptedRun(refused, signalled=5)
   with pytest.raises(Preempted, match=f"saved step {saved} of 8 in here"):
     loop.train(run)
   assert run.session.saved == saved
-  assert "finish" not in run.done
+  assert "finish" not in run.calls

@@ -1,4 +1,4 @@
-"""Runs that train adapters move only these, start other runs and are exported merged."""
+"""Runs with LoRA train only adapters, and their exports and later runs merge them."""
 
 import json
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
+import tests.recipes.nano_decoder  # noqa: F401 -- registers the variant of the runs
 from t5x_like import train
 from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS
@@ -30,7 +30,7 @@ LORA = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, compiled):
-  """A pretrained model, and a run from it that trains adapters."""
+  """Return a folder with a pretrained run, `base`, and a run from it with adapters, `lora`."""
   folder = tmp_path_factory.mktemp("runs")
   assert train.main([*FLAGS, f"--workdir={folder}/base", "--config.total_steps=2"]) == 0
   flags = [*FLAGS, *LORA, f"--workdir={folder}/lora", f"--config.init.workdir={folder}/base"]
@@ -38,7 +38,7 @@ def runs(tmp_path_factory, compiled):
   return folder
 
 
-def test_only_adapters_move_and_only_they_have_a_state(runs):
+def test_only_adapters_change_and_have_optimizer_state(runs):
   base = load_tensors(runs / "base", 2)
   before = load_tensors(runs / "lora", 2)
   after = load_tensors(runs / "lora", 4)
@@ -58,18 +58,22 @@ def test_only_adapters_move_and_only_they_have_a_state(runs):
 
 
 @pytest.mark.more
-def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
-  """The logits of the run, of its export and of a run that starts from it are equal."""
+def test_export_and_a_later_run_have_the_same_logits(runs, tmp_path):
+  """The later run starts from the run with adapters."""
   from t5x_like.interop import hf
   from tools import convert_hf
 
-  later = [
+  later_flags = [
     *FLAGS,
     f"--workdir={tmp_path}/later",
     f"--config.init.workdir={runs}/lora",
     "--config.total_steps=1",
   ]
-  flags = [*later, "--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0"]
+  flags = [
+    *later_flags,
+    "--config.schedule.learning_rate=0.0",
+    "--config.optimizer.weight_decay=0.0",
+  ]
   assert train.main(flags) == 0
   assert convert_hf.main([f"--input={runs}/lora", f"--output={tmp_path}/exported"]) == 0
   tokens = {"decoder_input_tokens": np.arange(3, 35, dtype=np.int32)[None].repeat(8, 0)}
@@ -100,8 +104,8 @@ def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
     (["--config.tuning.rank=3"], "(tuning.rank: 2 there, 3 here); use a new --workdir"),
   ],
 )
-def test_impossible_adapters_are_refused_in_one_line(flags, message, runs, tmp_path, capsys):
-  """In the last case a run resumes with other adapters than it began with."""
+def test_bad_adapters_are_refused_in_one_line(flags, message, runs, tmp_path, capsys):
+  """In the last case a run is resumed with another rank."""
   workdir = runs / "lora" if "=3" in flags[0] else tmp_path
   command = [
     *FLAGS,

@@ -1,4 +1,4 @@
-"""The meter counts padding by segments or by the padding id, and time without waits."""
+"""The meter measures the share of padding, and times of steps without waits."""
 
 import time
 import types
@@ -39,8 +39,8 @@ def test_padding_is_counted_by_segments_or_by_the_padding_id(batch, pad_id, shar
   assert meter.finish_step()["padding_fraction"] == share
 
 
-def test_goodput_after_a_start_leaves_out_waits_as_before():
-  """Half of four steps of two seconds waited for data, in sixteen seconds."""
+def test_goodput_of_a_resumed_run_excludes_earlier_waits():
+  """Of sixteen seconds, four steps of two seconds waited for data half of the time."""
   rows = [
     {"step": step, "train/seconds_per_step": 2.0, "train/data_wait_fraction": 0.5}
     for step in range(1, 5)
@@ -57,7 +57,7 @@ class Cost:
   unit = "tokens"
 
 
-def test_no_utilisation_above_the_peak_or_without_one():
+def test_utilisation_above_the_peak_or_without_one_is_not_reported():
   for peak, has_utilisation in ((1.0, False), (0.0, False), (1e30, True)):
     cost = Cost()
     cost.flops = 1e20
@@ -71,25 +71,24 @@ def test_no_utilisation_above_the_peak_or_without_one():
     assert rates.get("mfu", 0.0) <= 1
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_the_last_step_before_a_wait_takes_as_long_as_the_others(at_once, monkeypatch):
-  """Metrics are read one step late. Where the CPU computes a step while it is dispatched, that is
-  not its end."""
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_last_step_before_a_wait_takes_as_long_as_the_others(synchronous, monkeypatch):
+  """Metrics are read one step late. A CPU may compute a step synchronously in its dispatch."""
   now = [0.0]
   monkeypatch.setattr("time.perf_counter", lambda: now[0])
   monkeypatch.setattr(
-    jax.config, "read", lambda name: {"jax_cpu_enable_async_dispatch": not at_once}[name]
+    jax.config, "read", lambda name: {"jax_cpu_enable_async_dispatch": not synchronous}[name]
   )
   meter = StepMeter(iter([{}] * 3), lambda batch: Cost(), Goodput(0.0, 0.0), None)
   durations = []
   for step in range(3):
     meter.next_batch()
     since = now[0]
-    now[0] += 2.0 * at_once
+    now[0] += 2.0 * synchronous
     meter.record_dispatch(since)
     if step:  # the metrics of the step before
-      now[0] += 2.0 * (not at_once)
+      now[0] += 2.0 * (not synchronous)
       durations.append(meter.finish_step()["seconds_per_step"])
-  now[0] += 2.0 * (not at_once)
+  now[0] += 2.0 * (not synchronous)
   durations.append(meter.finish_step()["seconds_per_step"])
   assert durations == [2.0, 2.0, 2.0]

@@ -1,10 +1,10 @@
-"""A mixture of labelled tasks draws by its rates and takes the vocabulary that it starts from."""
+"""Recipes of mixtures have the papers' rates, and inherit the vocabulary of their initial run."""
 
 import json
 
 import pytest
 
-import tests.recipes.nano  # noqa: F401 -- the variant of the run that it starts from
+import tests.recipes.nano  # noqa: F401 -- registers the variant of the initial run
 from t5x_like import recipes, slots
 from t5x_like.benchmarks import suites
 from t5x_like.data import mixture
@@ -15,14 +15,14 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 @pytest.fixture
 def t5_directory(tmp_path):
-  """Return the directory of a T5's config and vocabulary, which are read before weights."""
+  """Return a workdir with a config and a vocabulary but without weights."""
   config = resolve(recipes.load("tests/recipes/nano.py"))
   (tmp_path / "config.json").write_text(config.to_json())
   ByteVocabulary(100).save(tmp_path / "vocabulary")
   return tmp_path
 
 
-def test_parts_and_evaluations_take_the_vocabulary_of_the_run(t5_directory):
+def test_parts_and_evaluations_inherit_the_vocabulary_of_the_initial_run(t5_directory):
   init = json.dumps({"workdir": str(t5_directory)})
   config = inherit_model(recipes.load("configs/finetune/mixture.py:superglue", [f"init={init}"]))
   path = config.task.shared.vocabulary
@@ -32,25 +32,20 @@ def test_parts_and_evaluations_take_the_vocabulary_of_the_run(t5_directory):
   assert {values.task.vocabulary for values in config.evals.values()} == {path}
 
 
-def test_tasks_are_drawn_by_their_examples_up_to_a_limit():
-  """CB has 250 examples, ReCoRD 138,854: with K = 1,000 and T = 2 they are drawn as 1 to 2."""
-  config = recipes.load(
-    "configs/finetune/mixture.py:superglue", ["task.maximum=1000", "task.temperature=2"]
-  )
-  assert (config.task.rates, config.task.maximum, config.task.temperature) == (
-    "temperature",
-    1000,
-    2,
-  )
-  first, second = mixture.temperature_rates(
-    [250, 138_854], config.task.temperature, config.task.maximum
-  )
-  assert second / first == pytest.approx(2)
+def test_temperature_and_maximum_of_the_recipe_apply():
+  """CB has 250 examples and ReCoRD 138,854: with K = 1,000 and T = 2 the rates are 1 to 2."""
+  overrides = ["task.maximum=1000", "task.temperature=2"]
+  task = recipes.load("configs/finetune/mixture.py:superglue", overrides).task
+  assert task.rates == "temperature"
+  assert task.maximum == 1000
+  assert task.temperature == 2
+  cb_rate, record_rate = mixture.temperature_rates([250, 138_854], task.temperature, task.maximum)
+  assert record_rate / cb_rate == pytest.approx(2)
 
 
 @pytest.mark.parametrize("size", ["small", "xxl"])
 def test_every_task_of_the_pretraining_mixture_is_drawn(size):
-  """A million translations count at every size; RTE, in two suites, counts half in each."""
+  """The number of translations is limited to a million. RTE is in two suites, so each has half."""
   task = recipes.load(f"configs/t5/multitask.py:{size}").task
   rates = task.rates.to_dict()
   assert rates.keys() == task.parts.to_dict().keys()
@@ -65,12 +60,12 @@ def test_every_task_of_the_pretraining_mixture_is_drawn(size):
   )
 
 
-def test_the_mixture_of_table_11_is_drawn_up_to_a_limit():
+def test_baseline_mixture_limits_the_sizes_of_tasks():
   task = recipes.load("configs/t5/multitask.py:baseline", ["task.maximum=65536"]).task
   assert (task.rates, task.maximum, task.weights.rte) == ("temperature", 65_536, 0.5)
 
 
-def test_the_recipe_has_every_text_of_its_suites():
+def test_recipe_has_every_task_of_its_suites():
   config = recipes.load("configs/finetune/mixture.py:all")
   names = ("glue", "superglue", "squad", "cnn_dailymail", "wmt")
   tasks = [slots.find("suite", name, suites, "SUITE").tasks for name in names]

@@ -1,4 +1,4 @@
-"""Optimizer state in the hosts' memory trains alike, or is refused where there is none."""
+"""Training with optimizer state in host memory has the same losses; devices without it refuse."""
 
 import types
 
@@ -41,7 +41,7 @@ def train_three_steps(*overrides):
 
 
 @pytest.mark.more
-def test_offloaded_state_trains_alike():
+def test_training_with_offloaded_state_has_the_same_losses():
   losses, state = train_three_steps("optimizer.offload=True")
   expected, _ = train_three_steps()
   np.testing.assert_allclose(losses, expected, rtol=1e-6)
@@ -50,7 +50,7 @@ def test_offloaded_state_trains_alike():
   assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.params)} == {"device"}
 
 
-def test_devices_without_memory_of_their_hosts_are_refused():
+def test_devices_without_host_memory_are_refused():
   memory = types.SimpleNamespace(kind="device")
   device = types.SimpleNamespace(addressable_memories=lambda: [memory], device_kind="Abacus")
   mesh = types.SimpleNamespace(local_devices=[device], devices=np.array([device]))

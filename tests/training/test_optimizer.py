@@ -1,4 +1,4 @@
-"""Optimizers treat each layer of a stack by itself and split their state as its parameters."""
+"""Optimizers update each layer of a stack separately, and shard their state like the parameters."""
 
 import itertools
 from typing import NamedTuple
@@ -43,7 +43,7 @@ SHAPES = {
 
 
 def draw_layers(seed, scale=1.0):
-  """Draw layers of very different magnitudes, so that statistics mixed across layers would show."""
+  """Draw arrays whose layers differ in magnitude, so that mixing their statistics would show."""
   generator = np.random.default_rng(seed)
   arrays = {}
   for name, shape in SHAPES.items():
@@ -63,7 +63,8 @@ def update_repeatedly(optimizer, values, gradients):
   return values
 
 
-def one_layer(arrays, layer):
+def select_layer(arrays, layer):
+  """Return the arrays of one layer, of the stacks that have it."""
   return {n: a[layer] for n, a in arrays.items() if AXES[n][0] == "layers" and layer < a.shape[0]}
 
 
@@ -75,27 +76,28 @@ def build_layered(name, rate=CONSTANT, axes=AXES, **options):
   return update_layerwise(build_optimizer(name, rate, **options), axes)
 
 
-def matrices(params):
+def is_matrix(params):
   """Return whether each parameter is a matrix."""
   return jax.tree.map(lambda array: array.ndim > 1, params)
 
 
-CASES = {  # our optimizer of stacks, and optax's of a single layer
+# name: (our optimizer, the same one of optax for a single layer)
+CASES = {
   "adafactor": (build_optimizer("adafactor", RATE), optax.adafactor(RATE)),
   "adamw": (
     build_optimizer("adamw", RATE, b1=0.8, b2=0.98, eps=1e-6, weight_decay=0.1),
-    optax.adamw(RATE, 0.8, 0.98, 1e-6, weight_decay=0.1, mask=matrices),
+    optax.adamw(RATE, 0.8, 0.98, 1e-6, weight_decay=0.1, mask=is_matrix),
   ),
   "adamw_bfloat16": (
     build_optimizer("adamw", RATE, mu_dtype="bfloat16"),
-    optax.adamw(RATE, mu_dtype=jnp.bfloat16, weight_decay=0.01, mask=matrices),
+    optax.adamw(RATE, mu_dtype=jnp.bfloat16, weight_decay=0.01, mask=is_matrix),
   ),
   "lamb": (
     build_optimizer("lamb", RATE, weight_decay=0.1),
     optax.chain(
       optax.scale_by_adam(eps=1e-6),
-      optax.add_decayed_weights(0.1, matrices),
-      optax.masked(optax.scale_by_trust_ratio(), matrices),
+      optax.add_decayed_weights(0.1, is_matrix),
+      optax.masked(optax.scale_by_trust_ratio(), is_matrix),
       optax.scale_by_learning_rate(RATE),
     ),
   ),
@@ -106,7 +108,7 @@ CASES = {  # our optimizer of stacks, and optax's of a single layer
     optax.chain(
       optax.adafactor(RATE, factored=False, decay_rate=0.7, momentum=0.8),
       optax.masked(
-        optax.inject_hyperparams(optax.add_decayed_weights)(lambda t: -(RATE(t) ** 2)), matrices
+        optax.inject_hyperparams(optax.add_decayed_weights)(lambda t: -(RATE(t) ** 2)), is_matrix
       ),
     ),
   ),
@@ -125,27 +127,27 @@ CASES = {  # our optimizer of stacks, and optax's of a single layer
         min_dim_size_to_factor=32, decay_rate_fn=lambda t, c: jnp.minimum(0.3, 1 - (t + 1.0) ** -c)
       ),
       optax.ema(0.8, debias=False),
-      optax.add_decayed_weights(0.1, matrices),
+      optax.add_decayed_weights(0.1, is_matrix),
       optax.scale_by_learning_rate(RATE),
     ),
   ),
   "lars": (
     build_optimizer("lars", RATE, weight_decay=0.1, trust_coefficient=0.01),
-    optax.lars(RATE, 0.1, matrices, 0.01, trust_ratio_mask=matrices),
+    optax.lars(RATE, 0.1, is_matrix, 0.01, trust_ratio_mask=is_matrix),
   ),
   "lion": (
     build_optimizer("lion", RATE, b1=0.8, b2=0.98, weight_decay=0.3),
-    optax.lion(RATE, 0.8, 0.98, weight_decay=0.3, mask=matrices),
+    optax.lion(RATE, 0.8, 0.98, weight_decay=0.3, mask=is_matrix),
   ),
   "sgd": (
     build_optimizer("sgd", RATE, momentum=0.9, weight_decay=0.1),
-    optax.chain(optax.add_decayed_weights(0.1, matrices), optax.sgd(RATE, 0.9)),
+    optax.chain(optax.add_decayed_weights(0.1, is_matrix), optax.sgd(RATE, 0.9)),
   ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_stacked_layers_are_optimised_one_by_one(case):
+def test_layers_of_a_stack_are_updated_as_separate_parameters(case):
   our_optimizer, single_optimizer = CASES[case]
   start = draw_layers(0)
   gradients = [draw_layers(s, 0.1 * s) for s in range(1, 4)]
@@ -161,14 +163,14 @@ def test_stacked_layers_are_optimised_one_by_one(case):
   expected = update_repeatedly(single_optimizer, table, table_gradients)
   assert_near(final["table"], expected["table"], "table")
   for layer in range(LAYERS):
-    layer_gradients = [one_layer(gradient, layer) for gradient in gradients]
-    expected = update_repeatedly(single_optimizer, one_layer(start, layer), layer_gradients)
+    layer_gradients = [select_layer(gradient, layer) for gradient in gradients]
+    expected = update_repeatedly(single_optimizer, select_layer(start, layer), layer_gradients)
     for name, array in expected.items():
       assert_near(final[name][layer], array, f"{name} {layer}")
 
 
 def orthogonalise(matrix):
-  """Take the singular values of a matrix to nearly 1, by Muon's iteration."""
+  """Return a matrix with singular values of nearly 1, by Muon's iteration."""
   x = matrix / np.linalg.norm(matrix)
   for _ in range(5):
     a = x @ x.T
@@ -177,7 +179,7 @@ def orthogonalise(matrix):
   return x
 
 
-def test_muon_moves_hidden_matrices_by_orthogonal_momentum_and_the_rest_as_adamw_does():
+def test_muon_orthogonalises_updates_of_hidden_matrices_and_uses_adamw_for_the_rest():
   start = draw_layers(0)
   gradients = [draw_layers(s, 0.1 * s) for s in range(1, 4)]
   final = update_repeatedly(build_layered("muon", RATE, weight_decay=0.3), start, gradients)
@@ -197,7 +199,7 @@ def test_muon_moves_hidden_matrices_by_orthogonal_momentum_and_the_rest_as_adamw
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_of_zero_leave_everything_finite(case):
+def test_gradients_of_zero_result_in_finite_parameters(case):
   start = draw_layers(0)
   gradients = [
     jax.tree.map(jnp.zeros_like, start),
@@ -209,7 +211,7 @@ def test_gradients_of_zero_leave_everything_finite(case):
     np.testing.assert_array_equal(final["table"][:, 5:], start["table"][:, 5:])
 
 
-def test_a_bounded_parameter_reaches_its_bound_and_comes_back():
+def test_bounded_parameter_stops_at_its_bound_and_can_leave_it():
   optimizer = with_upper_bounds(build_layered("sgd", optax.constant_schedule(1.0)), {"table": 2.0})
   start = {"table": jnp.array([[0.0, 1.5]]), "blocks/norm": jnp.zeros((3, 1))}
   up = jax.tree.map(lambda x: jnp.full_like(x, -1.0), start)
@@ -223,12 +225,12 @@ def test_a_bounded_parameter_reaches_its_bound_and_comes_back():
 # The sharding of optimizer states
 
 
-class Named(NamedTuple):
+class ShapeAndAxes(NamedTuple):
   shape: tuple
   axes: tuple
 
 
-def key_of(path, names) -> str | None:
+def find_key(path, names) -> str | None:
   """Return the first key or field of a path that is one of the names."""
   keys = [getattr(part, "key", getattr(part, "name", None)) for part in path]
   return next((key for key in keys if key in names), None)
@@ -238,8 +240,8 @@ def axes_by_statistic(name, shapes=SHAPES, axes=AXES):
   """Return (shape, logical axes) of each statistic of an optimizer, by parameter and statistic."""
   arrays = {n: jax.ShapeDtypeStruct(shape, jnp.float32) for n, shape in shapes.items()}
   state = jax.eval_shape(build_layered(name, axes=axes).init, arrays)
-  tree = state_axes(state, {n: Named(shapes[n], axes[n]) for n in shapes})
-  axes_of = {}
+  tree = state_axes(state, {n: ShapeAndAxes(shapes[n], axes[n]) for n in shapes})
+  axes_by_key = {}
 
   def is_axes(node):
     return type(node) is tuple and all(axis is None or isinstance(axis, str) for axis in node)
@@ -247,9 +249,9 @@ def axes_by_statistic(name, shapes=SHAPES, axes=AXES):
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_axes)
   for (path, leaf_axes), leaf in zip(leaves, jax.tree.leaves(state), strict=True):
     assert len(leaf_axes) == leaf.ndim
-    statistic = key_of(path, ("v_row", "v_col", "v", "mu", "nu", "count"))
-    axes_of[key_of(path, shapes), statistic] = (leaf.shape, leaf_axes)
-  return axes_of
+    statistic = find_key(path, ("v_row", "v_col", "v", "mu", "nu", "count"))
+    axes_by_key[find_key(path, shapes), statistic] = (leaf.shape, leaf_axes)
+  return axes_by_key
 
 
 def test_adafactor_statistics_have_the_axes_of_their_rows_and_columns():
@@ -271,7 +273,7 @@ def test_adafactor_statistics_have_the_axes_of_their_rows_and_columns():
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_equal_dimensions_are_distinguished_by_values(stacked):
-  """The shape cannot tell rows from columns; a gradient that differs by row alone can."""
+  """A gradient that differs only by row shows which statistic is of rows."""
   axes = ("layers", "embed", "heads") if stacked else ("embed", "heads")
   shape = (2, 128, 128) if stacked else (128, 128)
   statistics_axes = axes_by_statistic("adafactor", {"w": shape}, {"w": axes})
@@ -280,7 +282,7 @@ def test_equal_dimensions_are_distinguished_by_values(stacked):
   _, state = optimizer.update({"w": by_row}, optimizer.init({"w": by_row}), {"w": by_row}, step=0)
   checked = set()
   for path, values in jax.tree_util.tree_leaves_with_path(state):
-    statistic = key_of(path, ("v_row", "v_col"))
+    statistic = find_key(path, ("v_row", "v_col"))
     if statistic:
       varies = np.ptp(np.asarray(values).reshape(-1, 128)[0]) > 1
       assert statistics_axes["w", statistic][1][-1] == ("embed" if varies else "heads")
@@ -288,15 +290,15 @@ def test_equal_dimensions_are_distinguished_by_values(stacked):
   assert checked == {"v_row", "v_col"}
 
 
-def test_adam_moments_are_split_as_their_parameter():
+def test_adam_moments_have_the_axes_of_their_parameter():
   statistics_axes = axes_by_statistic("adamw")
   for name in SHAPES:
     assert statistics_axes[name, "mu"] == statistics_axes[name, "nu"] == (SHAPES[name], AXES[name])
 
 
 @pytest.mark.parametrize("name", slots.names(optimizers))
-def test_a_models_optimizer_state_is_split_as_its_parameters(name):
-  """On a mesh of FSDP and tensor, no statistic of a matrix is kept whole on every device."""
+def test_optimizer_state_of_a_model_is_sharded_like_its_parameters(name):
+  """On a mesh of `fsdp` and `tensor`, no statistic of a matrix is replicated."""
   rules = Rules.make(make_mesh({"fsdp": 4, "tensor": 2}))
   make = tiny.maker(tiny.sizes("1.1", embed=128, mlp=256, heads=4, head_dim=32), vocab_size=256)
   model = jax.eval_shape(make, jax.random.key(0))
@@ -308,12 +310,12 @@ def test_a_models_optimizer_state_is_split_as_its_parameters(name):
     local = int(np.prod(leaf.sharding.shard_shape(leaf.shape)))
     if leaf.shape in shapes and leaf.ndim > 1 and min(leaf.shape[-2:]) >= 128:
       assert local * 8 == leaf.size, (path, leaf.sharding)
-    elif leaf.ndim and leaf.shape[-1] >= 128 and key_of(path, ("v_row", "v_col")):
+    elif leaf.ndim and leaf.shape[-1] >= 128 and find_key(path, ("v_row", "v_col")):
       assert local < leaf.size, (path, leaf.sharding)
 
 
-def test_weight_decay_spares_vectors_and_biases():
-  """The biases of experts form a matrix, and are spared."""
+def test_weight_decay_excludes_vectors_and_biases():
+  """The biases of all experts form a matrix, but are excluded too."""
   kernels = {"layer/wi": (8, 4, 6), "out/kernel": (4, 6)}
   tables = {"embed/table": (9, 4), "position/table": (5, 4)}
   shapes = {**kernels, **tables, "layer/wi_bias": (8, 6), "out/bias": (6,), "norm/scale": (4,)}
@@ -341,7 +343,7 @@ def update_matrix(name: str, **options) -> np.ndarray:
 
 
 def test_stable_adamw_follows_its_paper():
-  """Algorithm 2 of Wortsman et al. 2023 by hand; the large second gradient lowers the rate."""
+  """See algorithm 2 of Wortsman et al. 2023; the large second gradient lowers the rate."""
   b1 = 0.9
   b2 = 0.95
   eps = 1e-6
@@ -360,7 +362,7 @@ def test_stable_adamw_follows_its_paper():
 
 
 def test_ademamix_follows_its_paper():
-  """Algorithm 1 of Pagliardini et al. 2024 by hand; updates and warm-up are counted from 1."""
+  """See algorithm 1 of Pagliardini et al. 2024; updates and warm-up are counted from 1."""
   b1 = 0.8
   b2 = 0.95
   b3 = 0.99
@@ -384,15 +386,15 @@ def test_ademamix_follows_its_paper():
   np.testing.assert_allclose(actual, w, rtol=1e-5)
 
 
-def fields_of(name: str) -> list[str]:
+def argument_names(name: str) -> list[str]:
   return slots.argument_names(OPTIMIZERS.find("optimizer", name))
 
 
 @pytest.mark.parametrize(
-  "name", [name for name in slots.names(optimizers) if "mu_dtype" in fields_of(name)]
+  "name", [name for name in slots.names(optimizers) if "mu_dtype" in argument_names(name)]
 )
-def test_first_moments_stay_in_bfloat16(name):
-  """AdEMAMix's slow average stays in float32: bfloat16 loses a ten-thousandth of a change."""
+def test_first_moments_are_stored_in_bfloat16(name):
+  """AdEMAMix's slow average stays in float32, because bfloat16 rounds its small changes away."""
   options = {"momentum": 0.9} if name == "sgd" else {}
   optimizer = build_optimizer(name, RATE, mu_dtype="bfloat16", **options)
   params = {"w": jnp.ones((2, 2))}

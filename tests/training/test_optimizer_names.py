@@ -38,7 +38,7 @@ def make_wrapped_optimizers(optimizer):
   }
 
 
-def state_of(optimizer):
+def make_state(optimizer):
   """Return a state with random float32 statistics and counts of one."""
   generator = np.random.default_rng(0)
   empty = jax.eval_shape(
@@ -56,7 +56,7 @@ def state_of(optimizer):
 @pytest.mark.parametrize("case", CASES)
 def test_names_follow_the_statistics_and_not_the_wrappers(case):
   states = {
-    name: state_of(optimizer) for name, optimizer in make_wrapped_optimizers(CASES[case]).items()
+    name: make_state(optimizer) for name, optimizer in make_wrapped_optimizers(CASES[case]).items()
   }
   named = {name: optimizer.to_named(state) for name, state in states.items()}
   statistics = {
@@ -88,7 +88,7 @@ def test_names_follow_the_statistics_and_not_the_wrappers(case):
 
 
 @pytest.mark.more
-def test_clipping_the_schedule_and_the_optimizer_may_change(compiled, tmp_path, capsys):
+def test_resumed_run_may_change_clipping_schedule_and_optimizer(compiled, tmp_path, capsys):
   def train_run(steps, *flags):
     shared = ("--config.checkpoint.every=2", "--config.evals={}", f"--config.total_steps={steps}")
     code = train.main([f"--config={NANO}", f"--workdir={tmp_path}", *shared, *flags])

@@ -1,4 +1,4 @@
-"""A run stopped before, at or after a boundary of phases ends with the bits of an unbroken one."""
+"""A run that is resumed before, at or after a boundary of phases ends with the same bits."""
 
 import json
 
@@ -24,7 +24,7 @@ FLAGS = (
 
 
 def train_run(workdir, steps: int, *, until: int = 2, length: int = 32, rows: int = 16) -> int:
-  """Run a short phase up to a step, and then the main one."""
+  """Train a phase with short rows up to step `until`, and then the main phase."""
   short = {"until": until, "task": {"length": length}, "batch_size": rows}
   flags = (f"--config.phases={json.dumps({'short': short})}", f"--config.total_steps={steps}")
   return train.main([*FLAGS, *flags, f"--workdir={workdir}"])
@@ -32,7 +32,7 @@ def train_run(workdir, steps: int, *, until: int = 2, length: int = 32, rows: in
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.more
-def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
+def test_resumed_run_equals_an_uninterrupted_one_on_both_sides_of_a_boundary(tmp_path, capsys):
   whole = tmp_path / "whole"
   parts = tmp_path / "parts"
   assert train_run(whole, 4) == 0
@@ -58,8 +58,8 @@ def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
     assert "its steps up to 4 were made with phase short up to step 2 at batch size 16" in error
 
 
-def test_phases_draw_one_sequence_of_examples():
-  """Batches grow, pause for another corpus and return."""
+def test_phases_on_the_same_examples_continue_one_sequence():
+  """The batch size grows, and a phase on other rows comes between."""
   changes = {
     "a": {"until": 2, "batch_size": 4},
     "b": {"until": 5, "task": {"length": 16}},
@@ -68,12 +68,12 @@ def test_phases_draw_one_sequence_of_examples():
   config = recipes.load(
     "configs/gpt/gpt2_124m.py:debug", [f"phases={json.dumps(changes)}", "batch_size=16"]
   )
-  built = build_phases(config, task.build_at)
+  run_phases = build_phases(config, task.build_at)
   rows = []
   for step in (*range(2), *range(5, 9)):
-    batch = next(phases.iterate_batches(built, step))
+    batch = next(phases.iterate_batches(run_phases, step))
     rows += [row.tobytes() for row in batch["decoder_target_tokens"]]
-  last_phase = loader.train_batches(built[-1].task, batch_size=1, seed=config.seed)
+  last_phase = loader.train_batches(run_phases[-1].task, batch_size=1, seed=config.seed)
   assert rows == [next(last_phase)["decoder_target_tokens"].tobytes() for _ in rows]
   assert len(rows) == 72
 
@@ -110,7 +110,7 @@ def test_bad_phases_are_refused(phases, parts):
     ),
   ],
 )
-def test_an_argument_is_named_where_it_stands(overrides, parts):
+def test_errors_name_the_key_that_sets_the_argument(overrides, parts):
   config = recipes.load("configs/bert/base.py:debug", overrides)
   with refuses(*parts):
     build_phases(config, task.build_at)

@@ -1,4 +1,4 @@
-"""Resolving a recipe fills in defaults and sizes without opening data."""
+"""Resolving a recipe fills in defaults and sizes without opening its data."""
 
 import json
 
@@ -18,7 +18,7 @@ def resolve_recipe(*overrides):
   return resolve(recipes.load("tests/recipes/nano.py", overrides))
 
 
-def test_a_vocabulary_size_that_is_not_given_is_the_published_one():
+def test_missing_vocab_size_is_the_published_one():
   assert resolve_recipe("model.vocab_size=None").model.vocab_size == 32128
   assert resolve_recipe("model.vocab_size=500").model.vocab_size == 500
   config = recipes.load("tests/recipes/nano.py")
@@ -26,7 +26,7 @@ def test_a_vocabulary_size_that_is_not_given_is_the_published_one():
   assert resolve(config).model.vocab_size == 384
 
 
-def test_a_recipe_changes_the_design_of_its_family():
+def test_recipe_can_change_the_design_of_its_family():
   config = resolve_recipe(
     "model.design.activation=swiglu", "model.design.windows=[null, 4]", "model.layers=loop"
   )
@@ -37,8 +37,7 @@ def test_a_recipe_changes_the_design_of_its_family():
   assert resolve_recipe().model.design.to_dict() == {}
 
 
-def test_a_string_stays_a_string_unless_a_table_replaces_it():
-
+def test_flag_of_a_string_key_is_a_string_or_a_table():
   def load(*overrides):
     return recipes.load("configs/roberta/base.py", overrides)
 
@@ -74,10 +73,10 @@ def forbid_data(monkeypatch):
     },
   ],
 )
-def test_the_token_table_is_sized_by_the_vocabulary(task, tmp_path, monkeypatch, request):
+def test_token_table_has_the_padded_size_of_the_vocabulary(task, tmp_path, monkeypatch, request):
   vocabulary = stores.ByteVocabulary(900)
   stores.write(tmp_path / "train", [[5, 6, 7]], vocabulary)
-  request.getfixturevalue("forbid_data")  # only now, as writing the store needs to open it
+  request.getfixturevalue("forbid_data")  # after the store was written, which opens it
   config = recipes.load("tests/recipes/nano.py", ["model.vocab_size=auto"])
   task_json = json.dumps(task).replace("STORE", str(tmp_path))
   config.task = json.loads(task_json)
@@ -85,7 +84,7 @@ def test_the_token_table_is_sized_by_the_vocabulary(task, tmp_path, monkeypatch,
   assert resolve(config).model.vocab_size == padded_vocab_size(vocabulary) == 1280
 
 
-def test_a_task_without_a_vocabulary_needs_a_size(forbid_data):
+def test_automatic_vocab_size_without_a_vocabulary_is_refused(forbid_data):
   config = recipes.load("tests/recipes/nano.py", ["model.vocab_size=auto"])
   config.task = {"name": "image_classification", "source": "digits"}
   with refuses("vocab_size: found 'auto', but config.task names neither", "give the size"):
@@ -97,7 +96,7 @@ def test_resolving_twice_changes_nothing():
   assert resolve(config).to_dict() == config.to_dict()
 
 
-def test_a_config_saved_before_a_key_existed_gets_its_default(capsys):
+def test_config_saved_before_a_key_existed_gets_its_default(capsys):
   saved = recipes.load("tests/recipes/nano.py").to_dict()
   older = dict(saved)
   del older["recompute_every"], older["selection"]
@@ -109,7 +108,7 @@ def test_a_config_saved_before_a_key_existed_gets_its_default(capsys):
     config_lib.restore({"model": {}}, [], "w/config.json")
 
 
-def test_a_saved_config_with_an_attribute_name_of_python_is_refused():
+def test_saved_config_with_a_dunder_key_is_refused():
   saved = recipes.load("tests/recipes/nano.py").to_dict()
   with refuses("w/config.json: ", "__class__ cannot be overridden", "restore it from a backup"):
     config_lib.restore(saved | {"mesh": {"__class__": 1}}, [], "w/config.json")

@@ -1,4 +1,4 @@
-"""Schedule-free learning takes optax's steps at the run's rates, and evaluates the mean weights."""
+"""Schedule-free learning equals optax's at the rates of a schedule, and evaluates mean weights."""
 
 import json
 
@@ -21,7 +21,7 @@ RATE = optax.linear_schedule(0.0, 0.1, 3)
 AXES = {"blocks/kernel": ("layers", "embed", "mlp"), "table": ("vocab", "embed")}
 
 
-def test_updates_and_mean_equal_optaxs_at_a_schedules_rates():
+def test_updates_and_mean_equal_optaxs():
   values = ConfigDict({"schedule_free": 0.9, "ema": 0.0, "b1": 0.0})
   our_optimizer = update_layerwise(build_optimizer("adamw", RATE, b1=0.0, weight_decay=0.0), AXES)
   optimizer = guard.skip_refused_updates(
@@ -43,7 +43,7 @@ def test_updates_and_mean_equal_optaxs_at_a_schedules_rates():
     grads = {
       name: jnp.asarray(draw.normal(size=x.shape), jnp.float32) for name, x in params.items()
     }
-    # no trace
+    # A refused update has no effect.
     _, state = optimizer.update(
       grads, state, params, step=jnp.int32(step), accepted=jnp.bool_(False)
     )
@@ -77,7 +77,7 @@ def test_momentum_and_another_average_are_refused(key, value):
 
 @pytest.mark.more
 @pytest.mark.usefixtures("compiled")
-def test_a_run_resumes_and_exports_its_mean(tmp_path):
+def test_run_resumes_and_exports_its_mean(tmp_path):
   adam = json.dumps({"name": "adamw", "b1": 0.0, "mu_dtype": "bfloat16", "schedule_free": 0.9})
   schedule = json.dumps({"name": "constant", "learning_rate": 0.01})
   flags = [f"--config={NANO}", f"--config.optimizer={adam}", f"--config.schedule={schedule}"]

@@ -1,4 +1,4 @@
-"""The checkpoint that a metric selects does not depend on kills and returns."""
+"""The checkpoint that a metric selects does not depend on restarts of the run."""
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,8 @@ SCORES = [(1, 50.0), (2, 60.0), (3, 55.0), (4, 60.0), (5, 59.0)]
 
 
 @pytest.mark.parametrize("killed_after", [0, 2, 4])
-def test_the_best_checkpoint_and_the_stop_do_not_depend_on_kills(killed_after, tmp_path):
-  """After any offer, a new object may be read from the written scores."""
+def test_best_checkpoint_and_early_stop_do_not_depend_on_kills(killed_after, tmp_path):
+  """After a kill, a new object reads the scores that were written."""
   config = _Config(patience=3)
   rows = []
   tracker = None
@@ -46,18 +46,17 @@ def test_the_best_checkpoint_and_the_stop_do_not_depend_on_kills(killed_after, t
     assert checkpoints.steps() == [2]
 
 
-def test_a_run_that_went_back_may_pick_a_step_again_with_other_values(tmp_path):
-  """As after a kill and a start on another mesh, which rounds differently; a step picked later is
-  no longer there."""
+def test_run_that_returned_to_an_earlier_step_can_select_a_step_again(tmp_path):
+  """The values may differ, as on another mesh. Steps after the new one are set aside."""
   score = {"eval/dev/f1": 60.0}
-  for step, value in ((3, 1.0), (3, 2.0), (2, 3.0)):  # each start has no evaluation behind it
+  for step, value in ((3, 1.0), (3, 2.0), (2, 3.0)):  # each start has no earlier evaluation
     picked = selection.Selection(_Config(), tmp_path, [])
     picked.offer(step, score, {"w": jnp.full(2, value)}, {"config": "x"})
     with Checkpoints(tmp_path / selection.FOLDER) as checkpoints:
-      like = {
+      template = {
         "params": {"w": jax.ShapeDtypeStruct((2,), jnp.float32, sharding=jnp.ones(2).sharding)}
       }
-      restored_step, tree, _ = checkpoints.restore(like)
+      restored_step, tree, _ = checkpoints.restore(template)
       assert checkpoints.steps() == [step] == [restored_step]
       assert float(tree["params"]["w"][0]) == value
   assert (tmp_path / selection.FOLDER / "3.set_aside").exists()

@@ -1,4 +1,4 @@
-"""A step divides sums once, however its batch is cut, and repeats bit for bit."""
+"""A step divides sums once for any accumulation and mesh, and repeats bit for bit."""
 
 import functools
 
@@ -48,7 +48,7 @@ def first_arrays():
 
 
 def uneven_batch(seed=0):
-  """Return rows whose weights differ widely, so that a mean of means is far from the mean."""
+  """Return a batch of rows with unequal weights, so that a mean of means differs from the mean."""
   batch = tiny.batch(ROWS, 9, 7, seed=seed, padded=False)
   ends = [7, 1, 2, 7, 0, 1, 3, 7]
   batch["decoder_loss_weights"] = (np.arange(7) < np.array(ends)[:, None]).astype(np.float32)
@@ -72,8 +72,8 @@ def reference():
 
 
 @pytest.mark.parametrize("accumulation_steps", more.beyond(1, [4, 2, 1]))
-def test_a_step_of_sgd_subtracts_the_gradient_of_the_global_mean(accumulation_steps):
-  """The mean is over all weights of the batch, however it is accumulated."""
+def test_step_of_sgd_subtracts_the_gradient_of_the_global_mean(accumulation_steps):
+  """The mean is over all weights of the batch, for any number of accumulation steps."""
   step, state = set_up(accumulation_steps=accumulation_steps)
   after, metrics = step(state, uneven_batch())
   sums, gradients = reference()
@@ -103,30 +103,31 @@ def test_a_step_of_sgd_subtracts_the_gradient_of_the_global_mean(accumulation_st
 @pytest.mark.parametrize(
   "optimizer, accumulation_steps", more.beyond(1, [("adafactor", 4), ("adamw", 1)])
 )
-def test_a_step_repeats_bit_for_bit(optimizer, accumulation_steps):
+def test_step_repeats_bit_for_bit(optimizer, accumulation_steps):
   step, state = set_up(optimizer, accumulation_steps=accumulation_steps, dropout=0.2)
   runs = []
   for _ in range(2):
-    now = state
+    current_state = state
     losses = []
     for n in range(3):
-      now, metrics = step(now, uneven_batch(n))
+      current_state, metrics = step(current_state, uneven_batch(n))
       losses.append(float(metrics["loss"]))
-    runs.append((jax.tree.map(np.asarray, now), losses))
-  assert runs[0][1] == runs[1][1]
-  jax.tree.map(np.testing.assert_array_equal, runs[0][0], runs[1][0])
+    runs.append((jax.tree.map(np.asarray, current_state), losses))
+  (first_state, first_losses), (second_state, second_losses) = runs
+  assert first_losses == second_losses
+  jax.tree.map(np.testing.assert_array_equal, first_state, second_state)
 
 
 @pytest.mark.more
-def test_dropout_is_a_function_of_seed_and_step_alone():
+def test_dropout_is_a_function_of_seed_and_step():
   step, state = set_up(dropout=0.3)
 
   def loss(step, state):
     return float(step(state, uneven_batch())[1]["loss"])
 
   loss_at = {n: loss(step, _at_step(state, n)) for n in (0, 1, 7)}
-  assert len(set(loss_at.values())) == 3  # every step drops something else
-  assert loss(step, _at_step(state, 7)) == loss_at[7]  # and a resumed run what the first would have
+  assert len(set(loss_at.values())) == 3
+  assert loss(step, _at_step(state, 7)) == loss_at[7]
   other_seed_step, _ = set_up(dropout=0.3, seed=4)
   assert loss(other_seed_step, state) != loss_at[0]
   plain, _ = set_up()
@@ -137,7 +138,7 @@ def _at_step(state, n):
   return type(state)(jnp.int32(n), state.params, state.opt_state)
 
 
-def test_a_batch_without_weight_changes_nothing():
+def test_batch_without_weight_changes_no_parameter():
   for accumulation_steps in (1, 4):
     step, state = set_up(accumulation_steps=accumulation_steps)
     batch = {**uneven_batch(), "decoder_loss_weights": np.zeros((ROWS, 7), np.float32)}
@@ -147,8 +148,8 @@ def test_a_batch_without_weight_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
 
-def test_accumulation_on_a_mesh_cuts_the_rows_of_each_device():
-  """Two parts of eight rows on four devices give the same step."""
+def test_accumulation_on_a_mesh_divides_the_rows_of_each_device():
+  """The step equals one on one device without accumulation."""
   step, state = set_up(accumulation_steps=2, mesh=(("data", 4),))
   rules = Rules.make(make_mesh({"data": 4}, jax.devices()[:4]))
   batch = {n: jax.device_put(x, rules.batch()) for n, x in uneven_batch().items()}
@@ -161,7 +162,7 @@ def test_accumulation_on_a_mesh_cuts_the_rows_of_each_device():
 
 @pytest.mark.parametrize("accumulation_steps", more.beyond(1, [2, 1]))
 def test_only_trained_parameters_have_gradients_and_state(accumulation_steps):
-  """Trained parameters move as they do among all, and the others keep their bits."""
+  """Trained parameters change as in full training, and the others keep their bits."""
   names = [name for name in first_arrays() if name.endswith("query/kernel")]
   full_step, state = set_up(accumulation_steps=accumulation_steps)
   expected = full_step(state, uneven_batch())[0]

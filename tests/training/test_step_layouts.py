@@ -1,4 +1,4 @@
-"""Training is the same on one device and with data, FSDP, tensor parallelism and accumulation."""
+"""Training gives equal results on one device and with any parallelism and accumulation."""
 
 import functools
 
@@ -21,10 +21,11 @@ pytestmark = pytest.mark.usefixtures("uncached")
 STEPS = 10
 ROWS = 16
 VOCAB = 256
-# Wide enough for Adafactor to factor its statistics (both axes at least 128) and for FSDP and
-# tensor to cut everything.
+# Wide enough for Adafactor to factor its statistics (both axes at least 128) and for `fsdp` and
+# `tensor` to split every matrix.
 WIDTHS = dict(embed=128, mlp=256, heads=4, head_dim=32, layers=2)
-LAYOUTS = {  # mesh, devices, accumulation steps
+# name: (mesh, number of devices, accumulation steps)
+LAYOUTS = {
   "one": ({}, 1, 1),
   "data": ({"data": 8}, 8, 1),
   "fsdp": ({"fsdp": 8}, 8, 1),
@@ -33,7 +34,8 @@ LAYOUTS = {  # mesh, devices, accumulation steps
   "accumulated": ({}, 1, 4),
   "accumulated_data_fsdp": ({"data": 2, "fsdp": 2}, 4, 4),
 }
-RUNS = {  # T5 version, dropout rate, optimizer, schedule and its arguments
+# name: (T5 version, dropout rate, optimizer, schedule, arguments of the schedule)
+RUNS = {
   "adafactor": (
     "1.1",
     0.0,
@@ -81,8 +83,11 @@ def first_state(run):
 
 @functools.cache
 def train(run: str, layout: str):
-  """Ten steps. Returns (metrics by name, each [10]; final parameters; final state on its devices;
-  abstract state)."""
+  """Train ten steps.
+
+  Returns: (metrics by name, each [10]; final parameters; final state on its devices; abstract
+  state).
+  """
   *_, rules, abstract, step = set_up(run, layout)
   state = jax.device_put(first_state(run), shardings(abstract))
   history = []
@@ -101,7 +106,7 @@ PAIRS = [
   ("adafactor", "data_fsdp_tensor", "one"),
   ("adafactor", "data_stage_tensor", "one"),
   ("adamw_dropout", "data_fsdp_tensor", "one"),
-  # every part has a dropout key of its own
+  # Each accumulated part has another dropout key, so this is not compared with "one".
   ("adamw_dropout", "accumulated_data_fsdp", "accumulated"),
   ("adafactor", "data", "one"),
   ("adamw_dropout", "fsdp", "one"),
@@ -113,7 +118,7 @@ PAIRS = [
 )
 def test_every_layout_has_the_losses_and_parameters_of_one_device(run, layout, base, capfd):
   metrics, final, *_ = train(run, layout)
-  # the partitioner's word for replicating an activation
+  # The partitioner warns with this word when it replicates an activation.
   assert "rematerialization" not in capfd.readouterr().err
   expected_metrics, expected, *_ = train(run, base)
   assert metrics.keys() == expected_metrics.keys()
@@ -127,17 +132,17 @@ def test_every_layout_has_the_losses_and_parameters_of_one_device(run, layout, b
 
 
 @pytest.mark.parametrize("run", more.beyond(1, RUNS))
-def test_the_compared_runs_learn(run):
-  """Equal parameters would prove nothing if they had hardly moved."""
+def test_compared_runs_change_their_parameters(run):
+  """Otherwise equal parameters would prove nothing."""
   metrics, final, *_ = train(run, "one")
   start = first_state(run).params
   assert metrics["loss"][-1] < metrics["loss"][0] - 0.5
-  moved = {n: np.linalg.norm(final[n] - start[n]) / np.linalg.norm(start[n]) for n in final}
-  assert min(moved.values()) > 1e-3, moved
+  changes = {n: np.linalg.norm(final[n] - start[n]) / np.linalg.norm(start[n]) for n in final}
+  assert min(changes.values()) > 1e-3, changes
 
 
 @pytest.mark.more
-def test_dropout_is_on_and_differs_between_parts_of_a_batch():
+def test_dropout_differs_between_accumulated_parts():
   unsplit_loss = train("adamw_dropout", "one")[0]["loss"]
   parts = train("adamw_dropout", "accumulated")[0]["loss"]
   assert abs(unsplit_loss[0] - parts[0]) > 1e-3
@@ -153,12 +158,12 @@ def assert_shardings(leaf, planned):
 
 
 @pytest.mark.parametrize("run, layout", more.beyond(2, [pair[:2] for pair in PAIRS]))
-def test_a_trained_state_stays_where_the_abstract_state_puts_it(run, layout):
+def test_trained_state_has_the_shardings_of_the_abstract_state(run, layout):
   *_, state, abstract = train(run, layout)
   jax.tree.map(assert_shardings, state, abstract)
 
 
-def test_every_mesh_draws_the_same_first_state():
+def test_initial_state_is_the_same_on_every_mesh():
   expected = first_state("adafactor")
   make, update, _, abstract, _ = set_up("adafactor", "data_fsdp_tensor")
   state = init_state(make, update, abstract, seed=5)

@@ -1,4 +1,4 @@
-"""Commands lose nothing of a workdir that others write to, or that lost or tore files."""
+"""Commands lose no data of a workdir that another run writes to, or whose files are damaged."""
 
 import contextlib
 import pathlib
@@ -45,11 +45,11 @@ def copied_run(trained, tmp_path):
   return shutil.copytree(trained, tmp_path / "run")
 
 
-def download_small_files(address, tmp_path) -> pathlib.Path:
-  """Download the small files of a workdir; return their local directory."""
-  if "://" not in str(address):
-    return pathlib.Path(address)
-  files, root = fsspec.core.url_to_fs(address)
+def download_logs(location, tmp_path) -> pathlib.Path:
+  """Download the metrics and the history of a remote workdir; return their local directory."""
+  if "://" not in str(location):
+    return pathlib.Path(location)
+  files, root = fsspec.core.url_to_fs(location)
   folder = tmp_path / "fetched"
   folder.mkdir(exist_ok=True)
   for name in ("metrics.jsonl", "history.jsonl"):
@@ -57,40 +57,37 @@ def download_small_files(address, tmp_path) -> pathlib.Path:
   return folder
 
 
-@pytest.mark.parametrize("address", more.beyond(1, ["memory://handover", "{}/run"]))
-def test_steps_that_another_run_saves_before_it_hands_over_are_kept(
-  address, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize("location", more.beyond(1, ["memory://handover", "{}/run"]))
+def test_steps_that_another_run_saves_just_before_it_ends_are_kept(
+  location, tmp_path, monkeypatch, capsys
 ):
-  address = address.format(tmp_path)
+  location = location.format(tmp_path)
   lock = workdirs.lock_workdir
   totals_of_another_run = [4]
 
   def lock_after_another_run(workdir):
-    if totals_of_another_run:  # it goes on, and ends just before this one gets the workdir
-      assert train_run(address, totals_of_another_run.pop()) == 0
+    if totals_of_another_run:  # continue the run just before this one locks the workdir
+      assert train_run(location, totals_of_another_run.pop()) == 0
     return lock(workdir)
 
-  assert train_run(address, 2) == 0
+  assert train_run(location, 2) == 0
   monkeypatch.setattr(workdirs, "lock_workdir", lock_after_another_run)
-  assert train_run(address, 6) == 0
+  assert train_run(location, 6) == 0
   assert not totals_of_another_run
-  folder = download_small_files(address, tmp_path)
+  folder = download_logs(location, tmp_path)
   assert logged_steps(folder) == ALL_STEPS
   changes = [row["changes"] for row in read_history(folder) if "changes" in row]
   assert changes == [[], ["total_steps: 2 -> 4"], ["total_steps: 4 -> 6"]]
   assert "from step 4 of 6" in capsys.readouterr().out
 
 
-def replace_by_nothing(path: pathlib.Path) -> None:
-  """Leave nothing at a path."""
+def leave_missing(path: pathlib.Path) -> None:
+  """Write nothing to a path."""
 
 
-def replace_by_a_dangling_link(path: pathlib.Path) -> None:
-  path.symlink_to("/mnt/not/mounted")
-
-
-LOSSES = {  # what stands where the checkpoints were -> part of the error
-  replace_by_nothing: "holds no checkpoint, but history.jsonl says that step",
+# A function that writes something in place of the folder of checkpoints -> part of the error.
+REPLACEMENTS = {
+  leave_missing: "holds no checkpoint, but history.jsonl says that step",
   pathlib.Path.mkdir: "holds no checkpoint, but history.jsonl says that step",
   pathlib.Path.touch: "found a file",
   lambda path: path.symlink_to(
@@ -99,8 +96,8 @@ LOSSES = {  # what stands where the checkpoints were -> part of the error
 }
 
 
-@pytest.mark.parametrize("replace, message", more.beyond(1, LOSSES.items()))
-def test_a_trained_run_without_its_checkpoints_is_refused_unchanged(
+@pytest.mark.parametrize("replace, message", more.beyond(1, REPLACEMENTS.items()))
+def test_trained_run_without_its_checkpoints_is_refused_and_not_changed(
   replace, message, copied_run, capsys
 ):
   checkpoints = copied_run / "checkpoints"
@@ -121,46 +118,46 @@ def test_a_trained_run_without_its_checkpoints_is_refused_unchanged(
   assert logged_steps(copied_run) == ALL_STEPS
 
 
-def test_beginning_anew_sets_the_old_metrics_aside_and_ends_with_the_same_bits(
+def test_restart_from_step_0_sets_old_metrics_aside_and_ends_with_the_same_bits(
   copied_run, trained, capsys
 ):
   before = (copied_run / "metrics.jsonl").read_bytes()
   shutil.rmtree(copied_run / "checkpoints")
   assert train_run(copied_run, 2, "--from_step=0") == 0
-  (aside,) = copied_run.glob("metrics.*.jsonl")
-  assert aside.read_bytes() == before
+  (old_metrics,) = copied_run.glob("metrics.*.jsonl")
+  assert old_metrics.read_bytes() == before
   assert logged_steps(copied_run) == [1, 2]
-  assert train_run(copied_run, 4, "--from_step=0") == 0, "it acts once"
+  assert train_run(copied_run, 4, "--from_step=0") == 0, "the flag takes effect only once"
   assert "from step 2 of 4" in capsys.readouterr().out
-  assert list(copied_run.glob("metrics.*.jsonl")) == [aside]
+  assert list(copied_run.glob("metrics.*.jsonl")) == [old_metrics]
   assert losses(copied_run) == losses(trained)
   assert fingerprints(copied_run, 4) == fingerprints(trained, 4)
   assert train_run(copied_run, 6, "--from_step=2") == 0
-  assert steps_aside(copied_run) == ["4.set_aside"]
+  assert list_steps_set_aside(copied_run) == ["4.set_aside"]
   assert len(list(copied_run.glob("metrics.*.jsonl"))) == 2
 
 
-def steps_aside(workdir) -> list[str]:
+def list_steps_set_aside(workdir) -> list[str]:
   return [path.name for path in (workdir / "checkpoints").glob("*.set_aside*")]
 
 
 @pytest.mark.more
-def test_a_remote_run_without_its_checkpoints_is_refused_too(tmp_path, capsys):
-  address = "memory://vanished/run"
-  assert train_run(address, 2) == 0
-  files, root = fsspec.core.url_to_fs(address)
+def test_remote_run_without_its_checkpoints_is_refused(tmp_path, capsys):
+  location = "memory://vanished/run"
+  assert train_run(location, 2) == 0
+  files, root = fsspec.core.url_to_fs(location)
   files.rm(f"{root}/checkpoints", recursive=True)
   before = files.cat_file(f"{root}/metrics.jsonl")
-  assert train_run(address, 4) == 2
+  assert train_run(location, 4) == 2
   error = last_error(capsys)
-  assert f"{address}/checkpoints: holds no checkpoint" in error
+  assert f"{location}/checkpoints: holds no checkpoint" in error
   assert "step 2 was saved" in error
   assert files.cat_file(f"{root}/metrics.jsonl") == before
-  assert train_run(address, 2, "--from_step=0") == 0
+  assert train_run(location, 2, "--from_step=0") == 0
   assert [name for name in files.ls(root, detail=False) if "/metrics.2" in name]
 
 
-def test_metrics_prove_a_save_where_history_is_gone(copied_run, capsys):
+def test_metrics_show_that_steps_were_saved_if_history_is_missing(copied_run, capsys):
   shutil.rmtree(copied_run / "checkpoints")
   (copied_run / "history.jsonl").unlink()
   with open(copied_run / "metrics.jsonl", "a") as file:
@@ -170,7 +167,7 @@ def test_metrics_prove_a_save_where_history_is_gone(copied_run, capsys):
 
 
 @pytest.mark.more
-def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
+def test_run_that_ended_before_its_first_checkpoint_starts_again(
   tmp_path, trained, monkeypatch, capsys
 ):
   def interrupt(self, *_, **__):
@@ -189,31 +186,31 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
 
 
 @pytest.mark.more
-def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
-  noted = []
+def test_first_save_is_recorded_while_the_run_continues(tmp_path, monkeypatch):
+  recorded_steps = []
   advance = TrainingRun.advance
 
-  def note_saved_step(self):
+  def check_history_and_advance(self):
     if self.step == 4:
       self.session.wait_for_save()
-      noted.append(workdirs.find_saved_step(read_history(self.session.workdir)))
+      recorded_steps.append(workdirs.find_saved_step(read_history(self.session.workdir)))
     return advance(self)
 
-  monkeypatch.setattr(TrainingRun, "advance", note_saved_step)
+  monkeypatch.setattr(TrainingRun, "advance", check_history_and_advance)
   assert train_run(tmp_path, 6) == 0
-  assert noted[0] in (2, 4)
+  assert recorded_steps[0] in (2, 4)
   assert len([row for row in read_history(tmp_path) if "saved" in row]) == 1
 
 
 @pytest.mark.parametrize(
-  "foreign",
+  "damaged_line",
   [b'{"time": "2026-01', b"[1]", b"null", b"{}", b'{"time": 5}', b'{"time": "soon"}', b"\xff"],
   ids=range(7),
 )
-def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
+def test_damaged_lines_of_history_are_skipped(damaged_line, tmp_path, caplog):
   workdirs.add_line(tmp_path, {"step": 0, "environment": {}, "from_step": 2})
   path = tmp_path / "history.jsonl"
-  path.write_bytes(foreign + b"\n" + path.read_bytes() + foreign)
+  path.write_bytes(damaged_line + b"\n" + path.read_bytes() + damaged_line)
   workdirs.add_line(tmp_path, {"saved": 7})
   rows = read_history(tmp_path)
   assert [row.get("saved") for row in rows] == [None, 7]
@@ -228,18 +225,18 @@ def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
 
 
 @pytest.mark.more
-def test_going_back_happens_once_despite_a_torn_line_of_history(copied_run, caplog):
+def test_from_step_takes_effect_once_despite_a_torn_line_of_history(copied_run, caplog):
   with open(copied_run / "history.jsonl", "ab") as file:
     file.write(b'{"time": "2026-01-01T00:00:00+00:00", "st')
   for _ in range(2):
     assert train_run(copied_run, 4, "--from_step=2") == 0
   assert caplog.text.count("torn or foreign line is skipped") == 1
-  assert steps_aside(copied_run) == ["4.set_aside"]
+  assert list_steps_set_aside(copied_run) == ["4.set_aside"]
   assert steps(copied_run) == [2, 4]
 
 
 @pytest.mark.parametrize("content", more.beyond(1, [b"", b'{"model": {', b"[]", None]))
-def test_a_damaged_config_is_taken_from_history(content, copied_run, caplog, capsys):
+def test_damaged_config_is_restored_from_history(content, copied_run, caplog, capsys):
   path = copied_run / "config.json"
   before = path.read_bytes()
   path.unlink()
@@ -254,10 +251,10 @@ def test_a_damaged_config_is_taken_from_history(content, copied_run, caplog, cap
   assert path.read_bytes() == before
 
 
-def test_a_damaged_config_without_a_copy_says_how_to_mend_it(copied_run, capsys):
+def test_damaged_config_without_a_copy_is_refused_with_a_remedy(copied_run, capsys):
   (copied_run / "config.json").write_bytes(b"")
   rows = json_lines.read(copied_run / "history.jsonl")
-  rows[0]["config"]["seed"] = 5  # its digest is another now
+  rows[0]["config"]["seed"] = 5  # no longer matches its digest
   json_lines.write(copied_run / "history.jsonl", rows)
   message = "config.json: damaged (empty), and history.jsonl has no copy of it; restore the file"
   assert train_run(copied_run) == 2
@@ -268,13 +265,13 @@ def test_a_damaged_config_without_a_copy_says_how_to_mend_it(copied_run, capsys)
   assert train_run(copied_run) == 0
 
 
-@pytest.mark.parametrize("kept_lines, first", more.beyond(1, [(2, 3), (0, 1)]))
-def test_lost_metrics_are_reported_and_leave_a_gap(kept_lines, first, copied_run, capsys):
+@pytest.mark.parametrize("num_lines, first", more.beyond(1, [(2, 3), (0, 1)]))
+def test_lost_metrics_are_reported_and_leave_a_gap(num_lines, first, copied_run, capsys):
   path = copied_run / "metrics.jsonl"
   lines = path.read_bytes().splitlines(keepends=True)
   path.unlink()
-  if kept_lines:
-    path.write_bytes(b"".join(lines[:kept_lines]))
+  if num_lines:
+    path.write_bytes(b"".join(lines[:num_lines]))
   assert train_run(copied_run, 6) == 0
   assert capsys.readouterr().out.count(f"metrics.jsonl: steps {first} to 4 have no metrics") == 1
   (row,) = [row for row in read_metrics(copied_run) if "missing_from" in row]

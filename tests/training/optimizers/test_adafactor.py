@@ -1,4 +1,4 @@
-"""Our Adafactor takes optax's steps, for single layers and for layers of a stack."""
+"""Our Adafactor has optax's updates and statistics, also for layers of a stack."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,8 @@ def factored_state(state) -> optax.FactoredState:
   return next(filter(is_factored, jax.tree.leaves(state, is_leaf=is_factored)))
 
 
-SETTINGS = [  # of ours, and of optax
+# (arguments of our optimizer, arguments of optax's)
+SETTINGS = [
   ({}, {}),
   ({"clipping_threshold": 0.3, "decay_rate": 0.7}, {"clipping_threshold": 0.3, "decay_rate": 0.7}),
   ({"weight_decay": 0.01}, {"weight_decay_rate": 0.01}),
@@ -65,7 +66,7 @@ def test_updates_and_statistics_equal_optaxs(settings, optax_settings):
   assert_trees_close(statistics, factored_state(optax_state), rtol=3e-5, atol=0)
 
 
-def test_a_parameter_of_more_elements_than_int32_counts_is_traced():
+def test_parameters_of_more_than_2_31_elements_can_be_traced():
   """PaLM 540B's token table has 4.7e9 elements."""
   rule = optimizer.build_optimizer("adafactor", schedule.rsqrt(warmup_steps=2))
   params = {"table": jax.ShapeDtypeStruct((256_000, 18_432), jnp.float32)}

@@ -1,4 +1,4 @@
-"""Shampoo follows its formula in numpy, takes steps as large as Adam's, and may skip sides."""
+"""Shampoo equals its formula in NumPy, with updates as large as Adam's."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,14 +7,14 @@ import pytest
 from tests.training.optimizers.test_soap import compute_updates, draw_gradients
 
 
-def powers(x, power):
+def matrix_power(x, power):
   values, vectors = np.linalg.eigh(x)
   return (vectors * (values + 1e-3 * values[-1]) ** power) @ vectors.T
 
 
 @pytest.mark.parametrize("widest", [9, 5], ids=["both", "one"])
 def test_updates_follow_the_formula(widest):
-  """Roots are computed at every second step and reused at the step after."""
+  """Roots are computed at every second step and reused at the next one."""
   gradients = draw_gradients((6, 4))[:4]
   b1 = 0.9
   b2 = 0.99
@@ -32,8 +32,8 @@ def test_updates_follow_the_formula(widest):
     if step % 2 == 0:
       power = -1 / 4 if widest == 9 else -1 / 2
       roots = (
-        (powers(left_statistics / scale, power) if widest == 9 else np.eye(6)),
-        powers(right / scale, power),
+        (matrix_power(left_statistics / scale, power) if widest == 9 else np.eye(6)),
+        matrix_power(right / scale, power),
       )
     adam = mu / (1 - b1 ** (step + 1)) / (np.sqrt(nu / scale) + 1e-8)
     direction = roots[0] @ mu @ roots[1]
@@ -43,7 +43,7 @@ def test_updates_follow_the_formula(widest):
     )
 
 
-def test_without_preconditioned_sides_it_is_adam():
+def test_shampoo_without_preconditioners_equals_adam():
   gradients = draw_gradients((6, 4))
   for expected, update in zip(
     compute_updates(gradients, "adamw"), compute_updates(gradients, "shampoo", widest=1)
@@ -51,5 +51,5 @@ def test_without_preconditioned_sides_it_is_adam():
     np.testing.assert_allclose(update, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_gradients_of_zero_give_updates_of_zero():
+def test_updates_of_zero_gradients_are_zero():
   assert not np.any(compute_updates([jnp.zeros((3, 2))] * 2, "shampoo"))

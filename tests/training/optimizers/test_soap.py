@@ -1,4 +1,4 @@
-"""SOAP is Adam in the eigenbasis of its statistics: updates rotate with the gradients."""
+"""SOAP is Adam in the eigenbasis of its statistics, so its updates rotate with the gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ STEPS = 7
 
 
 def compute_updates(gradients, name="soap", **options):
-  """Return the update of each step; the parameters are not changed between the steps."""
+  """Return the update of each step, without applying it to the parameters."""
   optimizer = build_optimizer(name, RATE, weight_decay=0.0, **options)
   params = {"w": jnp.zeros_like(gradients[0])}
   state = optimizer.init(params)
@@ -46,14 +46,14 @@ def assert_all_close(actual, expected, rtol=2e-3, atol=2e-4):
     np.testing.assert_allclose(actual_update, expected_update, rtol=rtol, atol=atol)
 
 
-def test_the_update_of_rotated_gradients_is_the_rotated_update():
-  # The gradients have full rank: in the null space of others, the eigenbasis would be arbitrary.
+def test_updates_of_rotated_gradients_are_rotated_updates():
+  # Gradients of lower rank would have an arbitrary eigenbasis in their null space.
   gradients = draw_gradients((5, 5))
-  left_rotation = draw_rotation(5, seed=1)
+  left = draw_rotation(5, seed=1)
   right = draw_rotation(5, seed=2)
 
   def rotate(matrices):
-    return [left_rotation @ matrix @ right.T for matrix in matrices]
+    return [left @ matrix @ right.T for matrix in matrices]
 
   rotated_updates = rotate(compute_updates(gradients, every=2))
   assert_all_close(compute_updates(rotate(gradients), every=2), rotated_updates)
@@ -63,7 +63,7 @@ def test_the_update_of_rotated_gradients_is_the_rotated_update():
   assert np.abs(rotated_adam[-1] - adam[-1]).max() > 0.02
 
 
-def test_without_rotated_sides_soap_is_adam_from_the_second_gradient_on():
+def test_soap_without_rotations_equals_adam_from_the_second_gradient():
   gradients = draw_gradients((6, 4))
   options = dict(b1=0.9, b2=0.99)
   adam = compute_updates(gradients[1:], "adamw", **options)
@@ -72,7 +72,7 @@ def test_without_rotated_sides_soap_is_adam_from_the_second_gradient_on():
   assert_all_close(soap[1:], adam, rtol=1e-5, atol=1e-7)
 
 
-def test_a_side_longer_than_widest_leaves_the_other_rotated():
+def test_only_sides_up_to_widest_are_rotated():
   gradients = draw_gradients((6, 4))
   right = draw_rotation(4, seed=1)
   rotated_updates = [update @ right.T for update in compute_updates(gradients, widest=5)]
@@ -81,7 +81,7 @@ def test_a_side_longer_than_widest_leaves_the_other_rotated():
 
 
 @pytest.mark.parametrize("name", ["soap", "shampoo"])
-def test_every_layer_of_a_stack_has_its_own_statistics(name):
+def test_layers_of_a_stack_have_separate_statistics(name):
   gradients = draw_gradients((2, 6, 4))
   optimizer = update_layerwise(
     build_optimizer(name, RATE, weight_decay=0.0, every=3), {"w": ("layers", "embed", "mlp")}
