@@ -1,4 +1,4 @@
-"""Preparing into a bucket with faults gives the bytes of a local store and reads no shard again."""
+"""A store that is prepared in an unreliable bucket equals a local one."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ from t5x_like.store.tokens import TokenStore
 
 pytestmark = pytest.mark.runs
 
-pytest.importorskip("gcsfs")  # imported before the clock of a lease of 1.2 s runs
+pytest.importorskip("gcsfs")  # here, because importing it takes longer than a lease of 1.2 s
 
 
 FLAGS = [
@@ -52,7 +52,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def local(source, tmp_path_factory):
-  """Return the directory of the store on this machine."""
+  """Return the directory of a local store of the source."""
   output = tmp_path_factory.mktemp("local")
   assert prepare(source, output, *FLAGS) == 0
   return output
@@ -61,7 +61,7 @@ def local(source, tmp_path_factory):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
   with Server(tmp_path / "bucket").running() as server:
-    remote.reset()  # of another test's server
+    remote.reset()  # drop connections to the server of another test
     for name, value in environment(server).items():
       monkeypatch.setenv(name, value)
     yield server
@@ -74,18 +74,18 @@ def is_shard(path: str) -> bool:
 BUCKET = "gs://bucket/stores"
 
 
-def test_a_bucket_gets_the_bytes_of_a_local_store_and_training_reads_them(source, local, server):
+def test_store_in_a_bucket_equals_a_local_store_and_can_be_trained_on(source, local, server):
   server.unavailable = 0.1
   server.delay = 0.001
   assert prepare(source, BUCKET, *FLAGS) == 0
   assert read_files(server.root / "stores") == read_files(local)
   assert not [path for path, _ in server.requests if is_shard(path)]
-  # a store that exists is left alone
+  # A second preparation keeps the existing store.
   assert prepare(source, BUCKET, *FLAGS) == 0
 
   def read_batches(store):
-    built = task.build("span_corruption", "train", store=store, inputs_length=64, verify="size")
-    return list(itertools.islice(loader.train_batches(built, batch_size=8, seed=0), 4))
+    span_task = task.build("span_corruption", "train", store=store, inputs_length=64, verify="size")
+    return list(itertools.islice(loader.train_batches(span_task, batch_size=8, seed=0), 4))
 
   local_batches = read_batches(str(local))
   bucket_batches = read_batches("gs://bucket/stores")
@@ -94,8 +94,8 @@ def test_a_bucket_gets_the_bytes_of_a_local_store_and_training_reads_them(source
       np.testing.assert_array_equal(local_batch[name], bucket_batch[name])
 
 
-def test_a_source_in_a_bucket_is_opened_with_a_listing(server):
-  """A request for each of its files, of which there may be 100,000, would take too long."""
+def test_source_in_a_bucket_is_opened_by_listing_it(server):
+  """There may be 100,000 files, and a request for each would take too long."""
   (server.root / "pages").mkdir(parents=True)
   for number in range(30):
     (server.root / "pages" / f"{number:02d}.txt").write_text(f"page {number}\n")
@@ -120,7 +120,7 @@ def test_a_source_in_a_bucket_is_opened_with_a_listing(server):
     open_source("lines:gs://bucket/pages/*.txt")
 
 
-def test_a_killed_preparation_uploads_only_missing_shards_when_repeated(source, local, server):
+def test_resumed_preparation_uploads_only_missing_shards(source, local, server):
   server.unavailable = 0.05
   command = [sys.executable, "-m", "tools.prepare_data", f"--source={source}", *FLAGS]
   command += ["--vocabulary=bytes", f"--output={BUCKET}", "--workers=2"]
@@ -145,7 +145,7 @@ def test_a_killed_preparation_uploads_only_missing_shards_when_repeated(source, 
   assert not [path for path, _ in server.requests if "/train/tokens/" in path]
 
 
-def test_a_lost_shard_is_made_again(source, local, server):
+def test_lost_shard_is_written_again(source, local, server):
   with fail_before_publishing():
     assert prepare(source, BUCKET, *FLAGS) == 2
   sorted((server.root / "stores" / "train" / "tokens").iterdir())[2].unlink()
@@ -153,7 +153,7 @@ def test_a_lost_shard_is_made_again(source, local, server):
   assert read_files(server.root / "stores") == read_files(local)
 
 
-def test_one_command_prepares_at_a_time(source, server, monkeypatch, capsys):
+def test_second_preparation_at_the_same_time_is_refused(source, server, monkeypatch, capsys):
   monkeypatch.setattr(leases, "SECONDS", 1.2)
   with Lease(as_path("gs://bucket/stores"), ".train.progress.lease", exclusive.WRITING):
     assert prepare(source, BUCKET, *FLAGS) == 2
@@ -162,7 +162,7 @@ def test_one_command_prepares_at_a_time(source, server, monkeypatch, capsys):
   assert not (server.root / "stores" / "train").exists()
 
 
-def test_a_preparation_that_has_lost_its_lease_does_not_publish(
+def test_preparation_that_has_lost_its_lease_does_not_publish(
   source, local, server, monkeypatch, capsys
 ):
   monkeypatch.setattr(leases, "SECONDS", 1.2)
@@ -177,12 +177,12 @@ def test_a_preparation_that_has_lost_its_lease_does_not_publish(
     assert prepare(source, BUCKET, *FLAGS) == 69
   assert "another process has taken it over" in capsys.readouterr().err
   assert not as_path("gs://bucket/stores/train/manifest.json").exists()
-  # The other holder gives no sign of life: its lease is taken over in turn.
+  # The other holder does not renew its lease, so it is taken over.
   assert prepare(source, BUCKET, *FLAGS) == 0
   assert read_files(server.root / "stores") == read_files(local)
 
 
-def test_two_runs_that_need_the_same_store_share_one(source, server, monkeypatch):
+def test_two_runs_that_need_the_same_store_prepare_it_once(source, server, monkeypatch):
   monkeypatch.setattr(leases, "SECONDS", 1.2)
   monkeypatch.setenv("T5X_LIKE_CACHE", "gs://bucket/cache")
   written_shards = []
@@ -206,12 +206,12 @@ def test_two_runs_that_need_the_same_store_share_one(source, server, monkeypatch
   for run in runs:
     run.join()
   assert len(tasks) == 2
-  assert len({built.fingerprint for built in tasks}) == 1
+  assert len({span_task.fingerprint for span_task in tasks}) == 1
   assert len(written_shards) == 1
   assert not [name for name in server.names() if "lease" in name or "progress" in name]
 
 
-def test_a_store_can_be_prepared_at_any_scheme_of_fsspec(source, local):
+def test_store_can_be_prepared_at_any_scheme_of_fsspec(source, local):
   assert prepare(source, "memory://there/stores", *FLAGS) == 0
   store = TokenStore.open("memory://there/stores/train", verify="full")
   expected = TokenStore.open(local / "train")
@@ -225,7 +225,7 @@ def test_a_store_can_be_prepared_at_any_scheme_of_fsspec(source, local):
 
 
 @pytest.mark.parametrize("output", [BUCKET, "{server}/stores"])
-def test_an_output_that_cannot_be_written_is_one_line(output, source, server, capsys):
+def test_output_that_cannot_be_written_is_refused_in_one_line(output, source, server, capsys):
   server.readonly = True
   assert prepare(source, output.format(server=server.url), *FLAGS) == 2
   error = capsys.readouterr().err

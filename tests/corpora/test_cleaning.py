@@ -1,4 +1,4 @@
-"""Cleaning: each filter of C4."""
+"""Cleaning applies the filters of C4 and finds near duplicates and repeated spans in any script."""
 
 import random
 from collections import Counter
@@ -15,7 +15,8 @@ GOOD = (
 )
 
 
-def only_english(text: str) -> str:
+def identify_english(text: str) -> str:
+  """Return the code of a text's language, as a user's `--language_id` does."""
   return "en" if " the " in text.lower() else "xx"
 
 
@@ -51,9 +52,9 @@ def only_english(text: str) -> str:
   ],
 )
 def test_filters_of_a_page(text, expected_text, counts):
-  trust.admit(f"{__name__}:only_english")
+  trust.admit(f"{__name__}:identify_english")
   step = c4.Step(
-    bad_words=("darned", "two words", "\u60aa\u3044"), language_id=f"{__name__}:only_english"
+    bad_words=("darned", "two words", "\u60aa\u3044"), language_id=f"{__name__}:identify_english"
   )
   page, reason, removed = step.clean(text)
   assert page == expected_text
@@ -66,13 +67,13 @@ def test_filters_of_a_page(text, expected_text, counts):
   "name",
   ["nowhere:f", "t5x_like.errors:nothing", "plain", "t5x_like.errors:EXIT_PREEMPTED"],
 )
-def test_a_hook_that_is_not_there_is_refused(name):
+def test_missing_language_id_function_is_refused(name):
   trust.begin_command(name)
   with refuses("language id"):
     c4.load_language_id(name)
 
 
-def test_sentences_add_up_to_the_text():
+def test_joined_sentences_equal_the_text():
   text = 'He said "Stop." Then he left.\nA line without an end\n\nMr. X came!  Really?'
   assert "".join(segmentation.sentences(text)) == text.replace("\n\n", "\n")
   assert len(list(segmentation.sentences(text))) == 6
@@ -86,8 +87,8 @@ LETTERS = {
 
 
 @pytest.mark.parametrize("script", LETTERS)
-def test_near_duplicates_without_spaces_are_alike(script):
-  """One letter of 500 differs or is missing; another page is of the same letters."""
+def test_near_duplicates_without_spaces_are_similar(script):
+  """One letter of 500 differs or is missing. The other page has other letters of the script."""
   draw = random.Random(0)
   letters = [chr(code) for code in LETTERS[script]]
   page = "".join(draw.choices(letters, k=500))
@@ -101,7 +102,7 @@ def test_near_duplicates_without_spaces_are_alike(script):
 
 
 @pytest.mark.parametrize("end", ["。", "！", "؟ ", "। ", "። "])
-def test_three_sentences_in_a_row_are_found_in_all_scripts(end):
+def test_spans_of_three_sentences_are_found_in_all_scripts(end):
   sentences = [f"{chr(0x4E00 + number) * 9}{end}" for number in range(8)]
   step = spans.Step()
   signatures = step.sign("".join(sentences))

@@ -1,6 +1,6 @@
-"""A preparation on a Dask cluster of several processes writes the records of a local one.
+"""A preparation on a Dask cluster writes the same store as a local one, even if workers die.
 
-Dask comes from the extra `services` (`make test-services`).
+Dask is in the extra `services` (`make test-services`).
 """
 
 import contextlib
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.services
 
 
 @contextlib.contextmanager
-def cluster(workers: int):
-  """The scheduler's address and the workers' processes."""
+def start_cluster(workers: int):
+  """Start a Dask cluster; yield (the address of the scheduler, the processes of the workers)."""
   pytest.importorskip("distributed")
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
@@ -42,7 +42,7 @@ def cluster(workers: int):
 
 
 def write_pages(folder, parts: int = 10, pages: int = 300):
-  """Pages of which some are copies, near copies, or share sentences with others."""
+  """Write pages, some of which are copies, near copies, or share sentences with others."""
   generator = random.Random(0)
   texts = []
   for _ in range(parts * pages):
@@ -62,22 +62,22 @@ def wait_for(condition, run):
     time.sleep(0.01)
 
 
-def test_workers_killed_on_the_way_change_nothing(tmp_path):
+def test_killed_workers_do_not_change_the_store(tmp_path):
   write_pages(tmp_path)
   source = f"jsonl:{tmp_path}/*.jsonl"
   flags = ["--split=train", "--min_words=1", "--part_bytes=1", "--shard_tokens=50000"]
   flags.append("--clean=c4,exact,near,spans")
   assert prepare(source, tmp_path / "here", *flags) == 0
   progress = tmp_path / "cluster" / ".train.progress"
-  with cluster(4) as (address, workers):
+  with start_cluster(4) as (address, workers):
     command = [sys.executable, "-m", "tools.prepare_data", f"--source={source}", *flags]
     command += ["--vocabulary=bytes", f"--output={tmp_path}/cluster", "--engine=beam"]
     command += ["--runner=DaskRunner", f"--dask_client_address={address}"]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     moments = (
-      lambda: len(list(progress.glob("signatures/0*"))) >= 5,  # signing
-      lambda: list(progress.glob("near/0*")),  # comparing
-      lambda: len(list(progress.glob("parts/0*"))) >= 3,  # making parts
+      lambda: len(list(progress.glob("signatures/0*"))) >= 5,  # while it computes signatures
+      lambda: list(progress.glob("near/0*")),  # while it compares pages
+      lambda: len(list(progress.glob("parts/0*"))) >= 3,  # while it writes parts
     )
     for worker, moment in zip(workers, moments):
       wait_for(moment, run)

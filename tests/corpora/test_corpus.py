@@ -1,4 +1,4 @@
-"""A task on a source prepares its store once, in one process, and anew when files change."""
+"""A task on a source prepares its store once, in one process, and again when files change."""
 
 import os
 import pathlib
@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch):
   return tmp_path
 
 
-def build(split="train", name="span_corruption", **arguments):
+def build_task(split="train", name="span_corruption", **arguments):
   source_arguments = {"source": "jsonl:*.jsonl", "vocabulary": "bytes"}
   if name == "span_corruption":
     source_arguments["inputs_length"] = 64
@@ -52,15 +52,15 @@ def read_modification_times(root):
   return {file: file.stat().st_mtime_ns for file in files}
 
 
-def test_a_task_on_a_source_is_the_one_on_the_prepared_store(folder, capsys):
-  assert prepare("jsonl:*.jsonl", "made") == 0
-  assert prepare("jsonl:*.jsonl", "made_eos", "--append_eos") == 0
+def test_task_on_a_source_equals_the_task_on_a_prepared_store(folder, capsys):
+  assert prepare("jsonl:*.jsonl", "store") == 0
+  assert prepare("jsonl:*.jsonl", "store_eos", "--append_eos") == 0
   capsys.readouterr()
   for split in ("train", "validation"):
-    expected = task.build("span_corruption", split, store="made", inputs_length=64)
-    assert build(split).fingerprint == expected.fingerprint
-    expected = task.build("causal_lm", split, store="made_eos", length=64)
-    assert build(split, "causal_lm", length=64).fingerprint == expected.fingerprint
+    expected = task.build("span_corruption", split, store="store", inputs_length=64)
+    assert build_task(split).fingerprint == expected.fingerprint
+    expected = task.build("causal_lm", split, store="store_eos", length=64)
+    assert build_task(split, "causal_lm", length=64).fingerprint == expected.fingerprint
   assert capsys.readouterr().out.count("preparing split") == 4
   assert len(store_folders(folder)) == 2
   modification_times = read_modification_times(folder)
@@ -69,18 +69,20 @@ def test_a_task_on_a_source_is_the_one_on_the_prepared_store(folder, capsys):
   mixture = task.build(
     "mixture", "train", shared=shared, parts={"a": {}, "b": {"store": "builtin"}}
   )
-  assert mixture.parts["a"].fingerprint == build().fingerprint != mixture.parts["b"].fingerprint
+  assert (
+    mixture.parts["a"].fingerprint == build_task().fingerprint != mixture.parts["b"].fingerprint
+  )
   assert "preparing" not in capsys.readouterr().out
   assert modification_times == read_modification_times(folder)
 
 
-def test_changed_files_are_prepared_anew_and_the_older_store_remains(folder, capsys):
-  first = build()
+def test_changed_files_are_prepared_again_and_the_older_store_remains(folder, capsys):
+  first = build_task()
   (first_home,) = store_folders(folder)
   text = (folder / "0.jsonl").read_text()
-  (folder / "0.jsonl").write_text(text.replace("a", "b"))  # at the same size
+  (folder / "0.jsonl").write_text(text.replace("a", "b"))  # of the same size
   os.utime(folder / "0.jsonl", ns=(1, 1))
-  second = build()
+  second = build_task()
   message = (
     "its files have changed since .*cache/.* was made .* preparing them anew; delete .*cache/"
   )
@@ -90,26 +92,26 @@ def test_changed_files_are_prepared_anew_and_the_older_store_remains(folder, cap
   assert first_home in store_folders(folder)
   (folder / "0.jsonl").write_text(text)
   os.utime(folder / "0.jsonl", ns=(2, 2))
-  assert build().fingerprint == first.fingerprint  # another time, the same text: runs resume
+  assert build_task().fingerprint == first.fingerprint  # only the modification time differs
   (folder / "0.jsonl").unlink()
   (folder / "1.jsonl").unlink()
   with pytest.raises(UserError, match=r"--config.task.store=\S+cache/\S+") as error:
-    build()
+    build_task()
   store = re.search(r"store=(\S+)", str(error.value))[1]
-  stored = task.build("span_corruption", "train", store=store, inputs_length=64)
-  assert stored.num_examples == first.num_examples
+  store_task = task.build("span_corruption", "train", store=store, inputs_length=64)
+  assert store_task.num_examples == first.num_examples
 
 
-def test_a_second_process_waits_for_the_first_even_if_it_dies(folder, monkeypatch):
+def test_second_process_waits_for_the_first_and_takes_over_if_it_dies(folder, monkeypatch):
   requests = []
   wait_for_turn = corpus._wait_for_turn
 
-  def note_and_wait(root, request, *more):
+  def record_and_wait(root, request, *more):
     requests.append(request)
     return wait_for_turn(root, request, *more)
 
-  monkeypatch.setattr(corpus, "_wait_for_turn", note_and_wait)
-  vocabulary_print = build(cache=str(folder / "other")).vocabulary.fingerprint
+  monkeypatch.setattr(corpus, "_wait_for_turn", record_and_wait)
+  vocabulary_fingerprint = build_task(cache=str(folder / "other")).vocabulary.fingerprint
   code = f"""
 import sys, time; sys.path.insert(0, {str(REPO)!r})
 from t5x_like.corpora import corpus
@@ -122,23 +124,23 @@ with corpus._wait_for_turn({str(folder / "cache")!r}, sys.argv[1], "x", bool):
   is_waiting = threading.Event()
   tasks = []
 
-  def note_waiting(text, **_):
+  def watch_output(text, **_):
     if "another process is preparing it" in text:
       is_waiting.set()
 
-  monkeypatch.setattr("builtins.print", note_waiting)
-  waiting = threading.Thread(target=lambda: tasks.append(build()))
+  monkeypatch.setattr("builtins.print", watch_output)
+  waiting = threading.Thread(target=lambda: tasks.append(build_task()))
   waiting.start()
   assert is_waiting.wait(60)
   assert not tasks
   monkeypatch.setattr(corpus, "_SILENCE_SECONDS", -1.0)
   with refuses(".lock: held by another process, which has shown no sign of life"):
-    build()
+    build_task()
   monkeypatch.setattr(corpus, "_SILENCE_SECONDS", 600.0)
   holder.kill()
   waiting.join(60)
   holder.wait()
-  assert tasks[0].vocabulary.fingerprint == vocabulary_print
+  assert tasks[0].vocabulary.fingerprint == vocabulary_fingerprint
 
 
 @pytest.mark.parametrize(
@@ -154,17 +156,17 @@ with corpus._wait_for_turn({str(folder / "cache")!r}, sys.argv[1], "x", bool):
     ({"split": "test"}, ("found no split 'test'", "one of train, validation")),
   ],
 )
-def test_impossible_arguments_are_refused(folder, arguments, names):
+def test_bad_arguments_are_refused(folder, arguments, names):
   with refuses(*names):
-    build(**arguments)
+    build_task(**arguments)
 
 
-def test_a_source_without_vocabulary_is_refused(folder):
+def test_source_without_a_vocabulary_is_refused(folder):
   with refuses("config.task.vocabulary: missing"):
     task.build("span_corruption", "train", source="jsonl:*.jsonl")
 
 
-def test_the_cache_is_the_workdirs_unless_it_is_set(monkeypatch):
+def test_default_cache_is_in_the_workdir(monkeypatch):
   monkeypatch.setattr(data, "_default_directory", data._default_directory)
   monkeypatch.delenv("T5X_LIKE_CACHE", raising=False)
   data.use_cache("runs/one/")
@@ -173,7 +175,7 @@ def test_the_cache_is_the_workdirs_unless_it_is_set(monkeypatch):
   assert data.cache_directory() == "gs://b/cache"
 
 
-def test_a_source_replaces_a_recipes_store_and_a_store_its_source():
+def test_flag_of_a_source_replaces_the_store_of_a_recipe_and_vice_versa():
   recipe = str(REPO / "configs/t5/base.py")
   source = ["task.vocabulary=v", "task.source=jsonl:a", "task.clean=c4"]
   task_config = recipes.load(recipe, source).task

@@ -1,4 +1,4 @@
-"""The corpus of docstrings is complete, deterministic, free of duplicates and split by module."""
+"""The corpus of docstrings is complete, deterministic, without duplicates and split by module."""
 
 import subprocess
 import sys
@@ -19,8 +19,8 @@ PROSE = (
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-  """Two builders of the same small corpus, prepared in two directories."""
+def builders(tmp_path_factory):
+  """Return two builders of the same small corpus, prepared in two directories."""
   from t5x_like.corpora.sources._docstrings.builder import Docstrings, DocstringsConfig, prepare
 
   def build(name):
@@ -33,15 +33,15 @@ def built(tmp_path_factory):
   return build("one"), build("two")
 
 
-def records(builder, split) -> list[dict[str, str]]:
-  return [
-    {key: value.decode() for key, value in record.items()}
-    for record in builder.as_data_source(split)
-  ]
+def read_records(builder, split) -> list[dict[str, str]]:
+  records = []
+  for record in builder.as_data_source(split):
+    records.append({key: value.decode() for key, value in record.items()})
+  return records
 
 
-def test_the_documents_are_the_docstrings_of_the_packages(built):
-  documents = records(built[0], "train") + records(built[0], "validation")
+def test_documents_are_the_docstrings_of_the_packages(builders):
+  documents = read_records(builders[0], "train") + read_records(builders[0], "validation")
   text_by_name = {(d["module"], d["qualname"]): d["text"] for d in documents}
   assert {d["package"] for d in documents} == set(PACKAGES)
   import inspect
@@ -56,35 +56,38 @@ def test_the_documents_are_the_docstrings_of_the_packages(built):
   assert all(extract.is_prose(text) for text in text_by_name.values())
 
 
-def test_the_same_files_give_the_same_records_in_the_same_order(built):
-  first, second = built
+def test_two_builds_have_the_same_records_in_the_same_order(builders):
+  first, second = builders
   for split in ("train", "validation"):
-    assert records(first, split) == records(second, split) != []
+    records = read_records(first, split)
+    assert records
+    assert records == read_records(second, split)
   assert first.info.metadata == second.info.metadata
   assert len(first.info.metadata["sha256"]) == 64
   assert first.info.file_format.value == "array_record"
 
 
-def test_no_validation_document_is_seen_in_training(built):
-  train = records(built[0], "train")
-  validation = records(built[0], "validation")
+def test_splits_have_no_common_module_or_document(builders):
+  train = read_records(builders[0], "train")
+  validation = read_records(builders[0], "validation")
   assert not {d["module"] for d in train} & {d["module"] for d in validation}
   texts = [d["text"] for d in train + validation]
   assert len(set(texts)) == len(texts)
 
 
-def test_the_prepared_corpus_is_an_ordinary_tensorflow_dataset(built):
+def test_prepared_corpus_can_be_read_as_a_tensorflow_dataset(builders):
   source = open_source(
-    "tfds:docstrings/small", data_dir=str(built[0].data_dir).split("/docstrings/")[0]
+    "tfds:docstrings/small", data_dir=str(builders[0].data_dir).split("/docstrings/")[0]
   )
   assert source.name == "docstrings"
   assert set(source.splits) == {"train", "validation"}
-  assert list(source.documents("train", "text")) == [d["text"] for d in records(built[0], "train")]
-  assert [record for _, record in source.records("train")] == records(built[0], "train")
-  assert source.facts("text")["metadata"]["sha256"] == built[0].info.metadata["sha256"]
+  expected = read_records(builders[0], "train")
+  assert list(source.documents("train", "text")) == [record["text"] for record in expected]
+  assert [record for _, record in source.records("train")] == expected
+  assert source.facts("text")["metadata"]["sha256"] == builders[0].info.metadata["sha256"]
 
 
-def test_the_result_does_not_depend_on_the_number_of_processes():
+def test_result_does_not_depend_on_the_number_of_processes():
   assert list(extract.scan(["json", "asyncio"], processes=1)) == list(
     extract.scan(["json", "asyncio"], processes=3)
   )
@@ -101,7 +104,10 @@ def test_validation_is_a_small_fixed_share_of_modules():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-  """Writes files of a package `odd_package` that can be found but must not be imported."""
+  """Return a function that writes the files of `odd_package` and returns their docstrings.
+
+  The package can be found but must not be imported.
+  """
   monkeypatch.syspath_prepend(str(tmp_path))
 
   def write(**files):
@@ -114,7 +120,7 @@ def package(tmp_path, monkeypatch):
   return write
 
 
-def test_source_is_read_and_never_run(package, tmp_path):
+def test_source_code_is_parsed_and_never_executed(package, tmp_path):
   docstrings = package(
     a=f'''
       """{PROSE.format(1)}"""
@@ -152,7 +158,7 @@ def test_source_is_read_and_never_run(package, tmp_path):
   assert not (tmp_path / "executed").exists()
 
 
-def test_packages_that_are_not_installed_are_passed_over():
+def test_packages_that_are_not_installed_are_skipped():
   assert extract.source_files(["no_such_package", "json"]) == extract.source_files(["json"])
   assert [module for _, module, _ in extract.source_files(["argparse"])] == ["argparse"]
   with refuses("found no Python source files of no_such_package"):
@@ -171,24 +177,24 @@ def test_prose_is_long_and_mostly_letters(text):
   assert not extract.is_prose("word " * 20 + "\0")
 
 
-def test_the_extractor_needs_no_tensorflow():
+def test_extractor_imports_neither_tensorflow_nor_numpy():
   extractor = "t5x_like.corpora.sources._docstrings.extract"
   program = f"import sys, {extractor}; assert not {{'tensorflow', 'numpy'}} & set(sys.modules)"
   subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_the_source_builds_once(tmp_path, capsys, monkeypatch):
+def test_corpus_is_built_once(tmp_path, capsys, monkeypatch):
   from t5x_like.corpora.sources._docstrings import builder
 
   monkeypatch.setattr(builder.Docstrings.BUILDER_CONFIGS[0], "packages", ("json", "email"))
-  for builds in (True, False):
+  for is_first_use in (True, False):
     open_source("docstrings", data_dir=str(tmp_path))
-    assert ("files" in capsys.readouterr().err) == builds
+    assert ("files" in capsys.readouterr().err) == is_first_use
   with refuses("found 'tny' after the colon", "did you mean 'tiny'"):
     open_source("docstrings:tny", data_dir=str(tmp_path))
 
 
-def test_the_tiny_corpus_is_split_by_name(tmp_path):
+def test_tiny_corpus_is_split_by_package(tmp_path):
   source = open_source("docstrings:tiny", data_dir=str(tmp_path))
   packages = {
     split: {record["package"] for _, record in source.records(split)} for split in source.splits
@@ -197,7 +203,7 @@ def test_the_tiny_corpus_is_split_by_name(tmp_path):
   assert len(packages["train"]) == 6
 
 
-def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+def test_directory_that_cannot_be_written_is_refused(tmp_path):
   (tmp_path / "file").write_text("")
   with refuses(str(tmp_path)):
     open_source("docstrings", data_dir=f"{tmp_path}/file/deeper")

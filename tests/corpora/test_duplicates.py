@@ -1,4 +1,4 @@
-"""Check the duplicates that a preparation removes, with any engine, against plain loops."""
+"""Every engine removes the same duplicates as plain loops over the corpus."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ def words(seed: int, count: int = 300) -> list[str]:
 
 
 def remove_exact_duplicates(texts):
-  """Return the first page of each signature."""
+  """Return the first text of each signature."""
   signatures = set()
   kept_texts = []
   for text in texts:
@@ -34,7 +34,7 @@ def is_similar(minhash, earlier_minhashes) -> bool:
 
 
 def remove_near_duplicates(texts):
-  """Return the pages that resemble no representative of any of their bands."""
+  """Return the texts that are similar to no representative in any of their bands."""
   representatives = {}
   kept_texts = []
   for text in texts:
@@ -52,9 +52,9 @@ def remove_near_duplicates(texts):
 
 
 def remove_repeated_spans(texts, min_sentences):
-  """Return (the pages without repeated spans, the number of removed spans).
+  """Return (the texts without repeated spans, the number of removed spans).
 
-  A page that loses a span, and then has fewer than `min_sentences`, is removed.
+  A text that has fewer than `min_sentences` after losing a span is removed.
   """
   spans_before = set()
   kept_texts = []
@@ -76,7 +76,7 @@ def remove_repeated_spans(texts, min_sentences):
 def remove_duplicates(texts, steps, min_sentences=3):
   """Remove duplicates by loops over the corpus.
 
-  Returns: (the remaining texts, removed pages by reason, removed spans by reason).
+  Returns: (the remaining texts, numbers of removed texts by reason, numbers of removed spans).
   """
   removed_pages = Counter()
   removed_spans = Counter()
@@ -92,16 +92,17 @@ def remove_duplicates(texts, steps, min_sentences=3):
     num_pages = len(texts)
     texts, removed_spans["span: repeated"] = remove_repeated_spans(texts, min_sentences)
     removed_pages["too short without repeated spans"] = num_pages - len(texts)
-  # unary plus drops the reasons that never occurred
+  # Unary plus drops counts of zero.
   return texts, dict(+removed_pages), dict(+removed_spans)
 
 
-def corpus(seed: int = 0) -> list[str]:
+def make_corpus(seed: int = 0) -> list[str]:
   """Return pages, some of them copies, near copies or halves of earlier pages."""
   generator = np.random.default_rng(seed)
   texts = []
   for i in range(300):
-    kind = generator.integers(0, 6)  # 1: copy, 2: near copy, 3: half of an earlier page; else new
+    # 1: a copy, 2: a near copy, 3: half of an earlier page; otherwise a new page.
+    kind = generator.integers(0, 6)
     text = words(int(generator.integers(2**31)), int(generator.integers(30, 200)))
     page = [[*text[start : start + 8]] for start in range(0, len(text), 8)]
     if texts and kind in (1, 2, 3):
@@ -128,7 +129,7 @@ def random_entries(generator, count: int, num_keys: int, num_positions: int):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 400])
-def test_entries_are_marked_as_by_a_loop_over_the_corpus(count, monkeypatch):
+def test_entries_are_marked_as_by_a_plain_loop(count, monkeypatch):
   generator = np.random.default_rng(count)
   key_entries = random_entries(generator, count, num_keys=40, num_positions=1_000)
   order = sorted(range(count), key=lambda n: (key_entries["part"][n], key_entries["position"][n]))
@@ -153,8 +154,8 @@ def test_entries_are_marked_as_by_a_loop_over_the_corpus(count, monkeypatch):
 
 
 @pytest.mark.parametrize("steps", ["exact", "near", "spans", "exact,near", "c4,exact,near,spans"])
-def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch):
-  texts = corpus()
+def test_preparation_removes_the_same_duplicates_as_a_plain_loop(steps, tmp_path, monkeypatch):
+  texts = make_corpus()
   step_names = steps.split(",")
   is_cleaned = "c4" in step_names
   for part in range(4):
@@ -164,7 +165,7 @@ def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch)
   flags = ["--split=train", "--part_bytes=1", "--shard_tokens=20000", f"--clean={steps}"]
   if is_cleaned:
     flags.append("--min_words=1")
-  monkeypatch.setattr(processes, "_RANGE_BYTES", 10_000)  # so that there are many ranges of keys
+  monkeypatch.setattr(processes, "_RANGE_BYTES", 10_000)  # makes many ranges of keys
   assert prepare(source, tmp_path / "here", *flags) == 0
   store = TokenStore.open(tmp_path / "here" / "train")
   min_sentences = 3 if is_cleaned else 1
@@ -191,7 +192,7 @@ def test_minhash_estimates_the_similarity_of_shingles():
   assert abs(np.mean(a == b) - 1 / 3) < 0.13  # 3 standard deviations of 128 draws
 
 
-def test_the_first_of_repeated_spans_is_kept():
+def test_first_of_repeated_spans_is_kept():
   common = "One common thing was said. Then came another. And so it ended."
   texts = [
     f"First of all this. {common}",

@@ -1,4 +1,4 @@
-"""The validation part of any corpus, through the command: whole documents, or the end of one."""
+"""The command holds out a validation split of any corpus: whole documents, or the end of one."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def read_split(folder, split) -> list[str]:
     ("\U0001f600\u00e9", "a character", "\U0001f600"),
   ],
 )
-def test_one_document_is_cut_near_the_fraction_where_something_ends(
+def test_single_document_is_cut_at_a_natural_end_near_the_fraction(
   text, end, last, tmp_path, capsys
 ):
   (tmp_path / "a.txt").write_text(text)
@@ -50,8 +50,8 @@ def test_one_document_is_cut_near_the_fraction_where_something_ends(
   assert capsys.readouterr().out.count("exists already") == 2
 
 
-def test_few_documents_fill_validation_in_any_order_and_copies_are_cut_alike(tmp_path):
-  """The second copy of a document must not show train the end of the first."""
+def test_validation_does_not_depend_on_the_order_and_copies_are_cut_equally(tmp_path):
+  """Otherwise the second copy of a document would leak the end of the first into training."""
   names = {"a": BOOK, "b": BOOK[1_000:], "c": "Short.\n", "d": BOOK}
   for order in (sorted(names), sorted(names, reverse=True)):
     folder = tmp_path / order[0]
@@ -70,13 +70,13 @@ def test_few_documents_fill_validation_in_any_order_and_copies_are_cut_alike(tmp
   assert not set(first["validation"]) & set(first["train"])
 
 
-def test_cleaning_and_workers_see_the_same_cut(tmp_path):
+def test_cut_does_not_depend_on_cleaning_and_workers(tmp_path):
   (tmp_path / "a.txt").write_text(BOOK)
   assert prepare_texts(tmp_path, "--clean=exact,near", workers=2) == 0
   assert "".join(read_split(tmp_path, "train") + read_split(tmp_path, "validation")) == BOOK
 
 
-def test_one_character_cannot_be_shared(tmp_path, capsys):
+def test_single_character_cannot_be_divided(tmp_path, capsys):
   (tmp_path / "a.txt").write_text("x")
   assert prepare_texts(tmp_path) == 2
   assert "split 'validation': found 0 documents, expected at least one" in capsys.readouterr().err
@@ -84,7 +84,7 @@ def test_one_character_cannot_be_shared(tmp_path, capsys):
   assert read_split(tmp_path, "train") == ["x"]
 
 
-def test_a_failure_leaves_no_store_and_the_next_preparation_resumes_or_starts_anew(
+def test_failed_preparation_leaves_no_store_and_is_resumed_or_discarded(
   tmp_path, capsys, monkeypatch
 ):
   (tmp_path / "a.txt").write_text(BOOK)
@@ -109,7 +109,7 @@ def test_a_failure_leaves_no_store_and_the_next_preparation_resumes_or_starts_an
   assert sorted(child.name for child in (tmp_path / "out").iterdir()) == ["train", "validation"]
 
 
-def test_preparing_reports_lost_documents(tmp_path, capsys):
+def test_preparation_reports_characters_that_the_vocabulary_loses(tmp_path, capsys):
   (tmp_path / "a.txt").write_text(BOOK)
   flags = ["--size=60", "--extra_ids=0", "--kind=bpe", f"--output={tmp_path}/v"]
   assert train_vocabulary.main([f"--source=text:{tmp_path}/a.txt", *flags]) == 0
@@ -122,17 +122,17 @@ def test_preparing_reports_lost_documents(tmp_path, capsys):
   )
 
 
-def test_a_file_in_two_splits_is_refused(tmp_path, capsys):
+def test_file_in_two_splits_is_refused(tmp_path, capsys):
   for name in ("a", "valid"):
     (tmp_path / f"{name}.txt").write_text(f"{name} document.\n")
   source = f"text:train={tmp_path}/*.txt,validation={tmp_path}/valid.txt"
   assert prepare(source, tmp_path / "out") == 2
   assert f"found {tmp_path}/valid.txt in two splits" in capsys.readouterr().err
-  # one of them alone
+  # A single split is accepted.
   assert prepare(source, tmp_path / "out", "--split=train") == 0
 
 
-def test_a_split_called_valid_is_the_validation_split(tmp_path):
+def test_split_named_valid_is_the_validation_split(tmp_path):
   for name in ("a", "b"):
     (tmp_path / f"{name}.txt").write_text(f"{name} document.\n")
   source = f"text:train={tmp_path}/a.txt,valid={tmp_path}/b.txt"

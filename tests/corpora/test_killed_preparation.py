@@ -1,4 +1,4 @@
-"""A data preparation that is killed and run again writes the same store as an unbroken one."""
+"""A data preparation that is killed and run again writes the same store as an uninterrupted one."""
 
 import json
 import os
@@ -22,15 +22,16 @@ from t5x_like.store.tokens import TokenStore
 pytestmark = pytest.mark.runs
 
 
-def shards_of(record):
+def load_recorded_shards(record):
   return json.loads(progress_files.load(record) or '{"shards": []}')["shards"]
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-  """Write two files of pages, of which C4's rules remove only the first line.
+  """Write two files of pages, and return their source.
 
-  Every tenth page has a copy, some have a near copy, and every seventh shares a passage.
+  C4's rules remove only the first line of a page. Every tenth page has a copy, some have a near
+  copy, and every seventh contains the same passage.
   """
   folder = tmp_path_factory.mktemp("pages")
   texts = []
@@ -45,7 +46,7 @@ def pages(tmp_path_factory):
   return f"jsonl:{folder}/*.jsonl"
 
 
-def start(source, output, *flags) -> subprocess.Popen:
+def start_preparation(source, output, *flags) -> subprocess.Popen:
   """Start the command of a preparation."""
   command = [sys.executable, "-m", "tools.prepare_data", f"--source={source}"]
   command += ["--vocabulary=bytes", f"--output={output}", *flags]
@@ -64,24 +65,24 @@ CLEANING = "c4,exact,near,spans"
   ),
   ids=["processes", "beam, cleaned", "processes, cleaned", "beam"],
 )
-def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, tmp_path):
-  """After a kill, and damage to a finished shard, the second run reuses the sound shards."""
+def test_preparation_after_a_kill_writes_the_same_files(engine, cleaning, pages, tmp_path):
+  """A finished shard is damaged after the kill. The second run reuses the intact shards."""
   if "--engine=beam" in engine:
     pytest.importorskip("apache_beam")
   flags = [*FLAGS, f"--clean={cleaning}"]
   uninterrupted = tmp_path / "whole"
   again = tmp_path / "again"
   assert prepare(pages, uninterrupted, *flags) == 0
-  run = start(pages, again, *flags, *engine)
+  run = start_preparation(pages, again, *flags, *engine)
   shards = again / ".train.incomplete" / "tokens"
   record = again / ".train.progress" / "parts" / "000000"
-  while run.poll() is None and len(shards_of(record)) < 5:
+  while run.poll() is None and len(load_recorded_shards(record)) < 5:
     time.sleep(0.002)
   workers = psutil.Process(run.pid).children(recursive=True)
   run.kill()
   assert run.wait() == -9, "the run was over before it could be killed"
   assert not psutil.wait_procs(workers, timeout=600)[1], "the run's workers outlived it"
-  recorded_shards = shards_of(record)
+  recorded_shards = load_recorded_shards(record)
   (shards / recorded_shards[3]["name"]).write_bytes(b"damaged")
   first = (shards / recorded_shards[0]["name"]).stat().st_mtime_ns
   assert prepare(pages, again, *flags, *engine) == 0
@@ -110,22 +111,22 @@ def kill_while_sending() -> None:
   os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_process_killed_while_it_sends_does_not_block_the_others_forever():
-  began = time.monotonic()
+def test_process_killed_while_it_sends_a_result_does_not_block_the_pool():
+  start = time.monotonic()
   with (
     pytest.raises(UserError, match="a tokenising process was killed"),
     processes._pool(2) as pool,
   ):
     futures = [pool.submit(time.sleep, 0.1) for _ in range(20)]
     pool.submit(kill_while_sending).result()
-  assert time.monotonic() - began < 60
+  assert time.monotonic() - start < 60
   assert all(future.done() for future in futures)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("engine", [["--workers=2"], BEAM])
-def test_killed_at_any_moment_and_repeated(engine, pages, tmp_path):
-  """Kills while signing, in each comparison and while parts are made do not change the store."""
+def test_preparation_killed_in_every_phase_writes_the_same_files(engine, pages, tmp_path):
+  """It is killed while it computes signatures, in each comparison and while it writes parts."""
   flags = [*FLAGS, f"--clean={CLEANING}"]
   assert prepare(pages, tmp_path / "whole", *flags) == 0
   progress = tmp_path / "again" / ".train.progress"
@@ -141,7 +142,7 @@ def test_killed_at_any_moment_and_repeated(engine, pages, tmp_path):
     "parts/000001",
   ]
   for moment in moments:
-    run = start(pages, tmp_path / "again", *flags, *engine)
+    run = start_preparation(pages, tmp_path / "again", *flags, *engine)
     while run.poll() is None and not (progress / moment).exists():
       time.sleep(0.001)
     time.sleep(random.random() / 10)

@@ -1,4 +1,4 @@
-"""Official files of benchmarks give the records that TensorFlow Datasets makes of them."""
+"""Records of benchmarks' official files equal TensorFlow Datasets' records."""
 
 import contextlib
 import gzip
@@ -79,7 +79,7 @@ SQUAD = {
     }
   ]
 }
-# The suite and task, TFDS's name, the fields, and a file of each split.
+# suite and task: (TFDS's name, the fields to compare, a file of each split)
 TABLES = {
   "glue/sst2": ("glue/sst2", "sentence label", {"train": ("SST-2/train.tsv", SST2)}),
   "glue/stsb": (
@@ -141,20 +141,20 @@ def write(path, content):
   path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
-def source(task: str, data_dir, fields: str = ""):
+def open_task_source(task: str, data_dir, fields: str = ""):
   suite, name = task.split("/")
   benchmark = slots.find("suite", suite, suites, "SUITE").tasks[name]
   return open_source(benchmark.files.source, fields=tuple(fields.split()), data_dir=str(data_dir))
 
 
-def records(task: str, split: str, data_dir, fields: str = "") -> list[dict]:
-  rows = [record for _, record in source(task, data_dir, fields).records(split)]
+def read_records(task: str, split: str, data_dir, fields: str = "") -> list[dict]:
+  rows = [record for _, record in open_task_source(task, data_dir, fields).records(split)]
   assert not any(isinstance(record, Skip) for record in rows)
   return rows
 
 
 def read_by_tfds(name: str, path, split: str, fields: list[str]) -> list[dict]:
-  """Return the examples that TFDS's reader makes of a file, with the names of classes."""
+  """Return the examples that TFDS reads from a file, with the names of classes as labels."""
   builder = tfds.builder(name, data_dir=str(path.parent / "unused"))
   if name.startswith("glue") and split == "validation":
     split = "dev"
@@ -170,41 +170,41 @@ def read_by_tfds(name: str, path, split: str, fields: list[str]) -> list[dict]:
   return examples
 
 
-def unify_value(value):
-  """Return bytes as text and lists sorted, as our records and TFDS's differ in these."""
+def normalise_value(value):
+  """Return bytes as text and lists sorted, because our records and TFDS's differ in these."""
   if isinstance(value, bytes):
     return value.decode()
   if isinstance(value, list | tuple):
-    return sorted(map(unify_value, value))
+    return sorted(map(normalise_value, value))
   return value
 
 
-def unify_rows(rows: list[dict]) -> list[dict]:
-  """Return rows in which equal values of our records and of TFDS's have equal types."""
-  unified_rows = []
+def normalise_rows(rows: list[dict]) -> list[dict]:
+  """Return rows in which equal values of our records and TFDS's have equal types."""
+  normalised_rows = []
   for row in rows:
-    unified = {name: unify_value(value) for name, value in row.items()}
-    with contextlib.suppress(KeyError, TypeError, ValueError):  # a label that is no number stays
-      unified["label"] = float(unified["label"])
-    unified_rows.append(unified)
-  return unified_rows
+    normalised = {name: normalise_value(value) for name, value in row.items()}
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # other labels are not changed
+      normalised["label"] = float(normalised["label"])
+    normalised_rows.append(normalised)
+  return normalised_rows
 
 
 @pytest.mark.parametrize("task", TABLES)
-def test_records_equal_those_of_tfds_from_the_same_files(task, tmp_path):
+def test_records_equal_tfds_from_the_same_files(task, tmp_path):
   name, field_names, files = TABLES[task]
   fields = field_names.split()
   for file, content in files.values():
     write(tmp_path / file, content)
-  assert source(task, tmp_path).splits == tuple(files)
+  assert open_task_source(task, tmp_path).splits == tuple(files)
   for split, (file, _) in files.items():
-    rows = records(task, split, tmp_path, field_names)
+    rows = read_records(task, split, tmp_path, field_names)
     our_rows = [{field: row[field] for field in fields} for row in rows]
     tfds_rows = read_by_tfds(name, tmp_path / file, split, fields)
-    assert unify_rows(our_rows) == unify_rows(tfds_rows)
+    assert normalise_rows(our_rows) == normalise_rows(tfds_rows)
 
 
-def test_a_question_of_qqp_with_a_line_break_is_left_out_as_tfds_leaves_it_out(tmp_path):
+def test_questions_of_qqp_with_a_line_break_are_skipped_as_in_tfds(tmp_path):
   lines = [
     "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
     "1\t1\t2\ta?\tb?\t0",
@@ -213,7 +213,10 @@ def test_a_question_of_qqp_with_a_line_break_is_left_out_as_tfds_leaves_it_out(t
   ]
   write(tmp_path / "QQP" / "train.tsv", "\n".join([*lines, "3\t5\t6\te?\tf?\t1"]) + "\n")
   fields = ["question1", "question2", "label"]
-  rows = [record for _, record in source("glue/qqp", tmp_path, " ".join(fields)).records("train")]
+  rows = [
+    record
+    for _, record in open_task_source("glue/qqp", tmp_path, " ".join(fields)).records("train")
+  ]
   skips = [row.reason for row in rows if isinstance(row, Skip)]
   assert skips == ["line of too few columns"] * 2
   our_rows = [{field: row[field] for field in fields} for row in rows if not isinstance(row, Skip)]
@@ -221,23 +224,23 @@ def test_a_question_of_qqp_with_a_line_break_is_left_out_as_tfds_leaves_it_out(t
   assert our_rows == read_by_tfds("glue/qqp", tmp_path / "QQP" / "train.tsv", "train", fields)
 
 
-def test_a_line_of_too_few_columns_is_refused_elsewhere(tmp_path):
+def test_lines_of_too_few_columns_are_refused_in_other_tasks(tmp_path):
   write(tmp_path / "SST-2" / "train.tsv", SST2 + "short\n")
   with refuses("train.tsv:4: found 1 tab-separated columns, expected 2: sentence, label"):
-    records("glue/sst2", "train", tmp_path, "sentence label")
+    read_records("glue/sst2", "train", tmp_path, "sentence label")
 
 
 @pytest.mark.parametrize("file", ["archive/CoLA/train.tsv.gz", "train.tsv"])
-def test_a_file_is_found_in_the_folder_of_its_task_or_alone(file, tmp_path):
+def test_file_is_found_with_or_without_the_folder_of_its_task(file, tmp_path):
   write(tmp_path / file, COLA)
-  rows = records("glue/cola", "train", tmp_path, "sentence label")
+  rows = read_records("glue/cola", "train", tmp_path, "sentence label")
   assert [row["label"] for row in rows] == ["acceptable", "unacceptable"]
   assert [row["idx"] for row in rows] == [0, 1]
 
 
-def test_a_directory_may_be_at_an_address():
+def test_directory_can_be_remote():
   fsspec.filesystem("memory").pipe("/official/glue/CoLA/train.tsv.gz", gzip.compress(COLA.encode()))
-  (first, _) = records("glue/cola", "train", "memory://official", "sentence label")
+  (first, _) = read_records("glue/cola", "train", "memory://official", "sentence label")
   assert first["sentence"] == "The sailors rode."
   assert first["label"] == "acceptable"
 
@@ -251,7 +254,7 @@ CONLLU = """# sent_id = s1
 """
 SWAG = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
 SUMMARY = {"source": ["a", "b"], "target": ["c"], "paper_id": "1", "title": "t"}
-# The task, the split, its file, and the fields of its records that the file gives.
+# (the task, the split, its file, the fields of the records in the file)
 FORMATS = [
   (
     "glue/mrpc",
@@ -334,14 +337,14 @@ def test_official_files_are_read(task, split, file, expected, tmp_path):
   name, content = file
   write(tmp_path / name, content)
   fields = expected[0].keys()
-  rows = records(task, split, tmp_path, " ".join(fields))
+  rows = read_records(task, split, tmp_path, " ".join(fields))
   assert [{field: row[field] for field in fields} for row in rows] == expected
 
 
 def test_translations_are_read_from_multi30k(tmp_path):
   for language in ("en", "de"):
     write(tmp_path / f"val.{language}.gz", f"{language} one\n{language} two\n")
-  rows = records("text/multi30k", "validation", tmp_path)
+  rows = read_records("text/multi30k", "validation", tmp_path)
   assert [row["de"] for row in rows] == ["de one", "de two"]
 
 
@@ -349,7 +352,7 @@ def test_web_questions_are_read_from_three_files_as_one_split(tmp_path):
   for part in ("trainmodel", "val", "devtest"):
     row = {"qId": part, "qText": f"{part}?", "answers": ["x", "y"]}
     write(tmp_path / f"{part}.json", json.dumps([row]))
-  questions = records("text/web_questions", "train", tmp_path, "question answers")
+  questions = read_records("text/web_questions", "train", tmp_path, "question answers")
   assert [row["question"] for row in questions] == ["trainmodel?", "val?", "devtest?"]
 
 
@@ -364,18 +367,18 @@ def test_race_is_read_from_a_folder_of_articles(tmp_path):
     }
     write(tmp_path / "RACE" / "train" / "high" / f"{n}.txt", article)
   fields = "article question options answer"
-  rows = records("choices/race_high", "train", tmp_path, fields)
+  rows = read_records("choices/race_high", "train", tmp_path, fields)
   assert [row["article"] for row in rows] == ["a0", "a0", "a1", "a1"]
   assert [row["question"] for row in rows] == ["q1", "q2"] * 2
   assert [row["answer"] for row in rows] == ["B", "A"] * 2
   assert [row["options"] for row in rows] == [["x", "y"], ["z", "w"]] * 2
 
 
-def test_shares_of_one_file_are_splits_without_overlap(tmp_path):
+def test_shares_of_one_file_are_disjoint_splits(tmp_path):
   write(tmp_path / "all.tsv", "sentence\tlabel\n" + "".join(f"s{n}\t{n % 2}\n" for n in range(10)))
   paths = f"train={tmp_path}/all.tsv[:80%],validation={tmp_path}/all.tsv[80%:]"
-  train = {row["sentence"] for row in records("glue/sst2", "train", paths)}
-  validation = {row["sentence"] for row in records("glue/sst2", "validation", paths)}
+  train = {row["sentence"] for row in read_records("glue/sst2", "train", paths)}
+  validation = {row["sentence"] for row in read_records("glue/sst2", "validation", paths)}
   assert train == {f"s{n}" for n in range(8)}
   assert validation == {"s8", "s9"}
 
@@ -404,7 +407,7 @@ def test_shares_of_one_file_are_splits_without_overlap(tmp_path):
     ("text/web_questions", "test={}/flat.json", "element 0: found idx, expected qText and answers"),
   ],
 )
-def test_bad_input_is_one_line(task, place, words, tmp_path):
+def test_bad_input_is_refused_in_one_line(task, place, words, tmp_path):
   write(tmp_path / "a.tsv", "text\tlabel\nfine\t1\n" if task == "glue/cola" else SST2)
   write(tmp_path / "nolabel.tsv", "sentence\nx\n")
   write(tmp_path / "blank.tsv", "sentence\tlabel\nfine\t\n")
@@ -419,4 +422,4 @@ def test_bad_input_is_one_line(task, place, words, tmp_path):
   }
   split = "test" if "test=" in place else "train"
   with refuses(words):
-    records(task, split, place.format(tmp_path), fields.get(task, ""))
+    read_records(task, split, place.format(tmp_path), fields.get(task, ""))

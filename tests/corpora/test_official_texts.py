@@ -1,4 +1,4 @@
-"""Official files of translations, summaries and entities: TFDS's records, T5's texts, bad input."""
+"""Official files of translations, summaries and entities are read like TFDS and written like T5."""
 
 import gzip
 import hashlib
@@ -26,7 +26,7 @@ def write_file(path, text: str) -> None:
   path.write_bytes(content)
 
 
-def sgml(*texts: str) -> str:
+def format_sgml(*texts: str) -> str:
   """Return a file of segments in WMT's SGML."""
   segments = ""
   for number, text in enumerate(texts, 1):
@@ -43,13 +43,13 @@ def read_records(task: str, split: str, folder) -> list:
 
 
 def format_texts(task: str, record: dict) -> list[str]:
-  """Return the input and the target that a task makes of a record."""
+  """Return the input and the target of a record in a task."""
   arguments = benchmarks_for("text")[task].text.task
   return [Template(arguments[name], name, 100)(record, "here") for name in ("inputs", "targets")]
 
 
-def test_translations_are_what_tfds_reads_and_t5_writes(tmp_path):
-  """Read a training set of three corpora, one compressed, and a test set in WMT's SGML."""
+def test_translations_equal_tfds_records_and_t5_texts(tmp_path):
+  """The training set has three corpora, one compressed; the test set is in WMT's SGML."""
   corpora = {"training/europarl-v7": "", "commoncrawl": "", "nc/news-commentary-v13": ".gz"}
   for corpus, suffix in corpora.items():
     for code in ("en", "de"):
@@ -58,7 +58,7 @@ def test_translations_are_what_tfds_reads_and_t5_writes(tmp_path):
   test_paths = []
   for side, code in (("src", "en"), ("ref", "de")):
     path = tmp_path / "dev" / f"newstest2014-deen-{side}.{code}.sgm"
-    write_file(path, sgml(f"{code} &amp; one.", f"{code} <b>two</b>."))
+    write_file(path, format_sgml(f"{code} &amp; one.", f"{code} <b>two</b>."))
     test_paths.append(str(path))
   expected_train = []
   for corpus in corpora:
@@ -86,7 +86,7 @@ def test_translations_are_what_tfds_reads_and_t5_writes(tmp_path):
   assert len(source.modification_times("train")) == 6
 
 
-ADDRESSES = [
+URLS = [
   "http://web.archive.org/web/2015id_/http://www.cnn.com/a",
   "http://www.dailymail.co.uk/b.html",
   "http://www.cnn.com/c",
@@ -99,12 +99,12 @@ STORIES = [
 
 
 @pytest.mark.parametrize("folder", ["", "url_lists"])
-def test_stories_are_what_tfds_reads_and_t5_writes(folder, tmp_path):
-  write_file(tmp_path / folder / "all_val.txt", "\n".join(ADDRESSES) + "\n")
+def test_stories_equal_tfds_records_and_t5_texts(folder, tmp_path):
+  write_file(tmp_path / folder / "all_val.txt", "\n".join(URLS) + "\n")
   tfds_records = []
-  for address, story in zip(ADDRESSES, STORIES):
-    publisher = "dailymail" if "dailymail" in address else "cnn"
-    digest = hashlib.sha1(address.encode()).hexdigest()
+  for url, story in zip(URLS, STORIES):
+    publisher = "dailymail" if "dailymail" in url else "cnn"
+    digest = hashlib.sha1(url.encode()).hexdigest()
     path = tmp_path / publisher / "stories" / f"{digest}.story"
     write_file(path, story)
     tfds_records.append(tfds_cnn_dailymail._get_art_abs(str(path)))
@@ -126,7 +126,7 @@ IOB1 = (
 )
 
 
-def test_entities_of_conll_are_bio(tmp_path):
+def test_entities_of_conll_are_converted_to_bio(tmp_path):
   write_file(tmp_path / "eng.testa", IOB1)
   rows = read_records("tags/conll", "validation", tmp_path)
   assert [(row["tokens"], row["entities"]) for row in rows] == [
@@ -136,10 +136,7 @@ def test_entities_of_conll_are_bio(tmp_path):
 
 
 def test_conversion_to_bio_keeps_the_entities_of_every_scheme():
-  """seqeval finds the same entities in the tags and in their BIO form.
-
-  Converting the BIO form again changes nothing.
-  """
+  """According to seqeval; converting the BIO form again has no effect."""
   generator = np.random.default_rng(0)
   for marks in ("BI", "I", "BIES"):
     for _ in range(200):
@@ -161,11 +158,11 @@ STORY_LIST = {"all_val.txt": "http://www.cnn.com/a\n"}
 @pytest.mark.parametrize(
   ("task", "files", "message"),
   [
-    ("wmt/en_ro", {ENRO_EN: "text\n", ENRO_RO: sgml("b")}, "found no segment"),
-    ("wmt/en_ro", {ENRO_EN: sgml("a")}, "no file of that name"),
+    ("wmt/en_ro", {ENRO_EN: "text\n", ENRO_RO: format_sgml("b")}, "found no segment"),
+    ("wmt/en_ro", {ENRO_EN: format_sgml("a")}, "no file of that name"),
     (
       "wmt/en_ro",
-      {ENRO_EN: sgml("a"), ENRO_RO: sgml("a", "b")},
+      {ENRO_EN: format_sgml("a"), ENRO_RO: format_sgml("a", "b")},
       "found 1 lines, expected as many as in the other",
     ),
     ("cnn_dailymail/cnn_dailymail", STORY_LIST, "found no folder cnn/stories beside it"),

@@ -1,4 +1,4 @@
-"""tools.prepare_data from text to stores, as a command."""
+"""The command tools.prepare_data writes stores that do not depend on workers or interruptions."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ SHARDS = "--shard_tokens=400000"
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-  """Return (the source of 2,000 documents in two files, some twice; the documents in order)."""
+  """Return (the source of 2,000 documents in two files, the documents in order); 100 repeat."""
   folder = tmp_path_factory.mktemp("text")
   generator = np.random.default_rng(0)
   documents = []
@@ -42,14 +42,14 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stores(texts, tmp_path_factory):
-  """Return the directory of both splits of `texts`."""
+  """Return the directory of the stores of both splits of `texts`."""
   output = tmp_path_factory.mktemp("stores")
   assert prepare(texts[0], output, SHARDS) == 0
   return output
 
 
 @pytest.mark.parametrize("flags, is_special", [([], True), (["--split_special_tokens"], False)])
-def test_special_pieces_in_a_text_can_stay_text(flags, is_special, tmp_path):
+def test_special_pieces_in_a_text_can_be_encoded_as_text(flags, is_special, tmp_path):
   tokenizer = published.write(tmp_path / "gpt2", "gpt2")
   text = "the quick<|endoftext|>fox"
   json_lines.write(tmp_path / "text.jsonl", [{"text": text}])
@@ -60,7 +60,7 @@ def test_special_pieces_in_a_text_can_stay_text(flags, is_special, tmp_path):
   (ids,) = store.windows([0], store.num_tokens)
   assert (store.vocabulary.eos_id in ids) == is_special
   assert is_special or store.vocabulary.decode(ids) == text
-  # a second time, the store is recognised
+  # The second preparation recognises the store.
   assert prepare(source, tmp_path / "out", *flags) == 0
 
 
@@ -74,7 +74,7 @@ def test_every_document_is_in_one_split(texts, stores):
   assert TokenStore.open(stores / "train").manifest.num_shards > 1
 
 
-def test_workers_make_the_same_bytes(texts, stores, tmp_path):
+def test_several_workers_write_the_same_files(texts, stores, tmp_path):
   command = [sys.executable, "-m", "tools.prepare_data", f"--source={texts[0]}", SHARDS]
   command += ["--vocabulary=bytes", f"--output={tmp_path}", "--workers=3"]
   process = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -84,7 +84,7 @@ def test_workers_make_the_same_bytes(texts, stores, tmp_path):
   assert read_files(tmp_path) == read_files(stores)
 
 
-def test_again_is_kept_and_other_inputs_are_refused(texts, stores, capsys):
+def test_repeated_preparation_keeps_the_store_and_other_inputs_are_refused(texts, stores, capsys):
   before = {file: file.stat().st_mtime_ns for file in stores.rglob("*")}
   assert prepare(texts[0], stores, SHARDS, workers=2) == 0
   assert capsys.readouterr().out.count("exists already") == 2
@@ -99,7 +99,7 @@ def test_again_is_kept_and_other_inputs_are_refused(texts, stores, capsys):
   assert before == {file: file.stat().st_mtime_ns for file in stores.rglob("*")}
 
 
-def test_changed_source_is_noticed(tmp_path, capsys):
+def test_changed_source_is_refused(tmp_path, capsys):
   def prepare_lines(lines):
     (tmp_path / "a.txt").write_text(lines)
     return prepare(f"lines:{tmp_path}/a.txt", tmp_path / "out", "--split=train")
@@ -111,7 +111,7 @@ def test_changed_source_is_noticed(tmp_path, capsys):
   assert "was made with documents" in capsys.readouterr().err
 
 
-def test_a_part_of_a_file_changed_since_is_made_anew(tmp_path, capsys):
+def test_unfinished_part_of_a_changed_file_is_prepared_again(tmp_path, capsys):
   source = f"lines:{tmp_path}/a.txt"
   (tmp_path / "a.txt").write_text("one\n")
   with fail_before_publishing():
@@ -122,11 +122,11 @@ def test_a_part_of_a_file_changed_since_is_made_anew(tmp_path, capsys):
   assert decode_documents(TokenStore.open(tmp_path / "out" / "train")) == ["two"]
 
 
-@pytest.mark.parametrize("clean, num_remade_shards", [("", 4), ("exact", 8)])
-def test_only_the_parts_of_changed_files_are_made_again(
-  clean, num_remade_shards, tmp_path, monkeypatch
+@pytest.mark.parametrize("clean, num_rewritten_shards", [("", 4), ("exact", 8)])
+def test_only_parts_of_changed_files_are_prepared_again(
+  clean, num_rewritten_shards, tmp_path, monkeypatch
 ):
-  """With duplicates to remove, a part depends on all files."""
+  """When duplicates are removed, each part depends on all files."""
   source = f"lines:{tmp_path}/*.txt"
   flags = ["--split=train", "--part_bytes=1", "--shard_tokens=5", f"--clean={clean}"]
   for number in range(5):
@@ -136,22 +136,22 @@ def test_only_the_parts_of_changed_files_are_made_again(
   (tmp_path / "1.txt").write_text("1 only\n")  # one shard fewer
   (tmp_path / "3.txt").write_text("3 and more\n3 and less\n3 and last\n")
   (tmp_path / "4.txt").unlink()
-  remade_shards = []
+  rewritten_shards = []
   write = building.writer.write_shard
 
-  def note_and_write(root, name, *arrays):
-    remade_shards.append(name)
+  def record_and_write(root, name, *arrays):
+    rewritten_shards.append(name)
     return write(root, name, *arrays)
 
   with monkeypatch.context() as patched:
-    patched.setattr(building.writer, "write_shard", note_and_write)
+    patched.setattr(building.writer, "write_shard", record_and_write)
     assert prepare(source, tmp_path / "out", *flags) == 0
-  assert len(remade_shards) == num_remade_shards
+  assert len(rewritten_shards) == num_rewritten_shards
   assert prepare(source, tmp_path / "whole", *flags) == 0
   assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
-def test_append_eos_and_chosen_splits(texts, tmp_path):
+def test_flags_append_eos_split_and_name(texts, tmp_path):
   flags = ["--append_eos", "--split=everything=train", "--name=letters"]
   assert prepare(texts[0], tmp_path, *flags) == 0
   assert [child.name for child in tmp_path.iterdir()] == ["everything"]
@@ -194,7 +194,7 @@ def test_bad_flags_are_refused_in_one_line(texts, tmp_path, monkeypatch, flags, 
 
 @pytest.fixture
 def pages(tmp_path):
-  """Return (the source of three files of good pages, copies, near copies and junk; the pages)."""
+  """Return (the source of three files, their pages): good pages, copies, near copies and junk."""
   pages = []
   for i in range(40):
     words = [f"w{(i * 37 + j * j) % 997}" for j in range(60)]
@@ -214,7 +214,7 @@ def pages(tmp_path):
 CLEANED = ("--split=train", "--part_bytes=1", "--clean=c4,exact,near,spans")
 
 
-def test_cleaning_is_counted_and_the_same_with_any_workers(pages, tmp_path, capsys):
+def test_cleaning_is_counted_and_does_not_depend_on_workers(pages, tmp_path, capsys):
   for workers in (1, 2):
     assert prepare(pages[0], tmp_path / str(workers), *CLEANED, workers=workers) == 0
   assert "exact duplicate" in capsys.readouterr().out
@@ -230,7 +230,7 @@ def test_cleaning_is_counted_and_the_same_with_any_workers(pages, tmp_path, caps
   assert "was made with cleaning" in capsys.readouterr().err
 
 
-def test_files_that_an_interrupted_run_damaged_are_written_again(pages, tmp_path):
+def test_damaged_files_of_an_interrupted_run_are_written_again(pages, tmp_path):
   assert prepare(pages[0], tmp_path / "whole", *CLEANED) == 0
   with fail_before_publishing():
     assert prepare(pages[0], tmp_path / "again", *CLEANED) == 2
@@ -245,7 +245,7 @@ def test_files_that_an_interrupted_run_damaged_are_written_again(pages, tmp_path
   assert not progress.exists()
 
 
-def test_a_store_that_something_still_writes_is_left_alone(texts, tmp_path, monkeypatch, capsys):
+def test_store_that_another_process_still_writes_is_refused(texts, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(progress_files, "_PATIENCE_SECONDS", 0)
   progress = tmp_path / ".train.progress"
   progress.mkdir()
@@ -256,7 +256,7 @@ def test_a_store_that_something_still_writes_is_left_alone(texts, tmp_path, monk
   assert prepare(texts[0], tmp_path, "--split=train") == 0
 
 
-def test_progress_is_lines_where_there_is_no_terminal(texts, tmp_path, monkeypatch, capsys):
+def test_progress_is_printed_as_lines_without_a_terminal(texts, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(progress_bar, "_LINE_SECONDS", 0)
   assert prepare(texts[0], tmp_path, "--split=train", "--part_bytes=1", "--clean=exact") == 0
   lines = capsys.readouterr().err.splitlines()
@@ -266,7 +266,7 @@ def test_progress_is_lines_where_there_is_no_terminal(texts, tmp_path, monkeypat
   assert re.fullmatch(writing, lines[-1])
 
 
-def test_the_manifest_holds_skipped_counts_and_document_lengths(tmp_path):
+def test_manifest_contains_skipped_counts_and_document_lengths(tmp_path):
   (tmp_path / "a.txt").write_text("one\n\nt\0wo\nthree three\n")
   assert prepare(f"lines:{tmp_path}/a.txt", tmp_path / "out", "--split=train") == 0
   manifest = TokenStore.open(tmp_path / "out" / "train").manifest
@@ -297,7 +297,7 @@ def test_errors_of_beam_are_one_line(flags, name, tmp_path, capsys, caplog, monk
   assert not any("Traceback" in record.getMessage() for record in caplog.records)
 
 
-def test_a_part_may_be_empty_but_not_a_split(tmp_path, capsys):
+def test_part_may_be_empty_but_not_a_split(tmp_path, capsys):
   (tmp_path / "a.txt").write_text("\n \n")
   (tmp_path / "b.txt").write_text("some words of text\n")
   flags = ["--part_bytes=1", "--clean=exact,near,spans"]
@@ -308,7 +308,7 @@ def test_a_part_may_be_empty_but_not_a_split(tmp_path, capsys):
   assert problem in capsys.readouterr().err
 
 
-def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
+def test_source_that_changes_during_preparation_is_refused(tmp_path):
   (tmp_path / "a.txt").write_text("one\n")
   documents = Documents(f"lines:{tmp_path}/a.txt")
   tokens = TokenStoreKind.of(documents, SplitPart("train"), "bytes", append_eos=False)
@@ -326,7 +326,7 @@ def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
     ("gs://b/train", "gs://b/train", "gs://b/.train.progress"),
   ],
 )
-def test_a_job_works_beside_its_store(path, work, progress):
+def test_job_works_in_hidden_folders_next_to_its_store(path, work, progress):
   job = Job(None, path, "name", "train", {})
   assert str(job.work) == work
   assert str(job.progress) == progress

@@ -1,4 +1,4 @@
-"""A preparation publishes what its writers recorded, without reading the shards again."""
+"""A preparation publishes the records of its writers, without reading the shards again."""
 
 import errno
 import fcntl
@@ -29,10 +29,10 @@ def source(tmp_path):
 
 
 def refuse_to_read(*_):
-  raise AssertionError("read again")
+  raise AssertionError("a shard was read again")
 
 
-def test_an_uninterrupted_preparation_reads_no_shard_again(source, tmp_path, monkeypatch, capsys):
+def test_uninterrupted_preparation_reads_no_shard_again(source, tmp_path, monkeypatch, capsys):
   with monkeypatch.context() as patched:
     patched.setattr(building, "_sha256", refuse_to_read)
     patched.setattr(local_ranges.LocalShardFiles, "sha256", refuse_to_read)
@@ -44,21 +44,21 @@ def test_an_uninterrupted_preparation_reads_no_shard_again(source, tmp_path, mon
   assert store.num_documents == 150
 
 
-def test_a_full_verification_reads_the_shards_again(source, tmp_path, monkeypatch, capsys):
+def test_full_verification_reads_the_shards_again(source, tmp_path, monkeypatch, capsys):
   write = building.writer.write_shard
 
-  def bad_disk(root, name, *arrays):
+  def write_with_damage(root, name, *arrays):
     shard = write(root, name, *arrays)
     if name == "000001000002":
       (root / "tokens" / name).write_bytes(bytes((root / "tokens" / name).stat().st_size))
     return shard
 
-  monkeypatch.setattr(building.writer, "write_shard", bad_disk)
+  monkeypatch.setattr(building.writer, "write_shard", write_with_damage)
   assert prepare(source, tmp_path / "out", *FLAGS, "--verify=full") == 4
   assert "tokens/000001000002: found SHA-256" in capsys.readouterr().err
 
 
-def test_a_run_stopped_before_publishing_checks_its_files(source, tmp_path):
+def test_preparation_resumed_before_publishing_checks_its_files(source, tmp_path):
   with fail_before_publishing():
     assert prepare(source, tmp_path / "out", *FLAGS) == 2
   damaged = tmp_path / "out" / ".train.incomplete" / "tokens" / "000001000002"
@@ -70,7 +70,7 @@ def test_a_run_stopped_before_publishing_checks_its_files(source, tmp_path):
 
 
 @pytest.mark.parametrize("copies, documents", [(2, 200), (1, 150), (0, 100)])
-def test_files_that_change_while_they_are_read_make_no_store(
+def test_files_that_change_while_they_are_read_are_refused(
   copies, documents, source, tmp_path, monkeypatch, capsys
 ):
   make_part = building.make_part
@@ -78,7 +78,7 @@ def test_files_that_change_while_they_are_read_make_no_store(
 
   def make_and_change(job, number, *spread):
     make_part(job, number, *spread)
-    if number == 2:  # the others are read
+    if number == 2:  # after all parts were read
       content = last.read_text()
       last.unlink()
       if copies:
@@ -93,7 +93,7 @@ def test_files_that_change_while_they_are_read_make_no_store(
   assert TokenStore.open(tmp_path / "out" / "train").num_documents == documents
 
 
-def test_the_manifest_does_not_grow_with_the_files_of_the_source(tmp_path, capsys):
+def test_size_of_the_manifest_does_not_depend_on_the_number_of_files(tmp_path, capsys):
   (tmp_path / "in").mkdir()
   for i in range(300):
     (tmp_path / "in" / f"{i:04d}.txt").write_text("words\n")
@@ -107,7 +107,7 @@ def test_the_manifest_does_not_grow_with_the_files_of_the_source(tmp_path, capsy
   assert "was made with documents" in capsys.readouterr().err
 
 
-def test_files_of_others_where_the_store_would_be_stay_there(source, capsys):
+def test_foreign_files_in_the_output_are_refused_and_kept(source, capsys):
   raw = as_path("memory://publishing/corpus/train/raw.jsonl")
   raw.write_text("{}")
   assert prepare(source, "memory://publishing/corpus", *FLAGS) == 2
@@ -117,7 +117,7 @@ def test_files_of_others_where_the_store_would_be_stay_there(source, capsys):
   assert prepare(source, "memory://publishing/store", *FLAGS) == 0
 
 
-def test_a_file_system_without_locks_gets_a_lease(source, tmp_path, monkeypatch):
+def test_lease_replaces_a_lock_on_file_systems_without_locks(source, tmp_path, monkeypatch):
   def flock(file, how):
     raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -127,7 +127,7 @@ def test_a_file_system_without_locks_gets_a_lease(source, tmp_path, monkeypatch)
 
 
 @pytest.mark.more
-def test_a_script_without_a_main_guard_prepares_in_several_processes(source, tmp_path):
+def test_script_without_a_main_guard_can_use_several_processes(source, tmp_path):
   flags = [f"--source={source}", "--vocabulary=bytes", f"--output={tmp_path}/out", *FLAGS]
   (tmp_path / "script.py").write_text(
     f"from tools import prepare_data\nassert prepare_data.main({[*flags, '--workers=2']}) == 0\n"

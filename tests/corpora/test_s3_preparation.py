@@ -1,7 +1,8 @@
-"""A store in S3 is prepared and trained from, across kills, as a local one is.
+"""A store in S3 can be prepared and trained on, with results equal to a local store's.
 
-The server is moto's, on this machine; a proxy in front of it answers some requests with 503 and
-delays others. moto comes from the extra `services` (`make test-services`).
+The preparation and the run are killed once. The server is moto's, on this machine; a proxy in front
+of it answers some requests with 503 and delays others. moto is in the extra `services` (`make
+test-services`).
 """
 
 import contextlib
@@ -27,8 +28,13 @@ pytestmark = pytest.mark.services
 
 
 class Proxy(http.server.ThreadingHTTPServer):
-  """Forwards requests to a port of this machine; `unavailable` of them get 503, and every 20th
-  waits for `delay` s."""
+  """A proxy of a local port that answers a share of the requests with 503.
+
+  Attributes:
+    unavailable: the share of requests that are answered with 503.
+    delay: seconds by which a twentieth of the requests is delayed.
+    written: the paths of successful PUT requests.
+  """
 
   daemon_threads = True
   request_queue_size = 1_024
@@ -51,10 +57,10 @@ class _Forward(http.server.BaseHTTPRequestHandler):
     pass
 
   def handle_expect_100(self):
-    """Says at once that the body may come: s3fs waits for that without end."""
-    going = super().handle_expect_100()
+    """Flush the answer "100 Continue", for which s3fs waits without a time limit."""
+    should_continue = super().handle_expect_100()
     self.wfile.flush()
-    return going
+    return should_continue
 
   def forward(self):
     body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -62,15 +68,15 @@ class _Forward(http.server.BaseHTTPRequestHandler):
       time.sleep(self.server.delay)
     status, headers, data = 503, {"Content-Length": "0"}, b""
     if self.server.random.random() >= self.server.unavailable:
-      status, headers, data = self.ask_server(body)
-    with contextlib.suppress(OSError):  # whoever asked is gone
+      status, headers, data = self.request_from_server(body)
+    with contextlib.suppress(OSError):  # the client has closed the connection
       self.send_response_only(status)
       for name, value in headers.items():
         self.send_header(name, value)
       self.end_headers()
       self.wfile.write(data)
 
-  def ask_server(self, body: bytes):
+  def request_from_server(self, body: bytes):
     """Return (status, headers, data) of the answer behind the proxy."""
     connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
     connection.request(self.command, self.path, body, dict(self.headers))
@@ -117,7 +123,7 @@ def has_checkpoint(workdir) -> bool:
   return (workdir / "checkpoints").exists() and bool(steps(workdir))
 
 
-def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
+def test_killed_preparation_and_killed_run_in_s3_equal_local_ones(proxy, tmp_path):
   generator = random.Random(0)
   for part in range(3):
     rows = []

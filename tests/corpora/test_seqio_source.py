@@ -1,4 +1,4 @@
-"""A SeqIO task's preprocessors run as a source, once before training, if the command names it."""
+"""The preprocessors of a SeqIO task run as a source, if the command names the task."""
 
 import json
 
@@ -23,13 +23,13 @@ def pairs(tmp_path):
   return tmp_path / "pairs.jsonl"
 
 
-def records(source: str, split: str = "train") -> list:
+def read_records(source: str, split: str = "train") -> list:
   trust.begin_command([source])
   return [record for _, record in open_source(source).records(split)]
 
 
 def translation_records() -> list:
-  """Return the records that the preprocessors of `translation` make of the pairs."""
+  """Return the expected records of the task `translation` on the pairs."""
   records_of_pairs = []
   for pair in PAIRS[:6]:
     sides = [f"translate English to French: {pair['en']}", pair["de"]]
@@ -40,10 +40,10 @@ def translation_records() -> list:
   return [record for record in records_of_pairs if len(record["inputs"]) >= 12]
 
 
-def test_preprocessors_before_tokens_run_on_the_records_of_any_source(pairs, capsys):
+def test_preprocessors_before_tokenisation_run_on_the_records_of_any_source(pairs, capsys):
   source = f"seqio:seqio_tasks:translation@jsonl:{pairs}"
   skip = Skip("null")  # without a translation
-  assert records(source) == [*translation_records(), skip] == records(source)
+  assert read_records(source) == [*translation_records(), skip] == read_records(source)
   assert "translate, both_ways, long_ones without tokenize, trimmed" in capsys.readouterr().err
   opened = open_source(source)
   assert opened.splits == ("train",)
@@ -52,14 +52,14 @@ def test_preprocessors_before_tokens_run_on_the_records_of_any_source(pairs, cap
   assert str(pairs.parent) not in facts
 
 
-def test_a_task_with_a_source_a_list_and_a_function_are_read(pairs):
+def test_tasks_with_a_source_lists_and_functions_are_read(pairs):
   task_records = [{"inputs": "translate English to German: validation one", "targets": "eins"}]
-  assert records("seqio:seqio_tasks:owned", "validation")[:1] == task_records
-  assert records("seqio:seqio_tasks:made", "validation")[:1] == task_records
-  assert len(records(f"seqio:seqio_tasks:steps@jsonl:{pairs}")) == 7
+  assert read_records("seqio:seqio_tasks:owned", "validation")[:1] == task_records
+  assert read_records("seqio:seqio_tasks:made", "validation")[:1] == task_records
+  assert len(read_records(f"seqio:seqio_tasks:steps@jsonl:{pairs}")) == 7
 
 
-def test_prepare_data_and_a_task_read_it_like_any_source(pairs, tmp_path):
+def test_prepare_data_and_tasks_read_it_like_any_source(pairs, tmp_path):
   source = f"seqio:seqio_tasks:translation@jsonl:{pairs}"
   flags = ["--text_field=inputs", "--split=train=train"]
   assert prepare(source, tmp_path / "store", *flags, workers=2) == 0
@@ -86,7 +86,7 @@ def test_prepare_data_and_a_task_read_it_like_any_source(pairs, tmp_path):
   assert inputs == [record["inputs"] for record in translation_records()[:2]]
 
 
-def test_only_a_name_that_the_command_gives_is_imported(pairs):
+def test_only_modules_that_the_command_names_are_imported(pairs):
   trust.begin_command([])
   with refuses("'seqio_tasks:steps', which this command does not name"):
     open_source(f"seqio:seqio_tasks:steps@jsonl:{pairs}")
@@ -107,20 +107,20 @@ def test_only_a_name_that_the_command_gives_is_imported(pairs):
     ("seqio_tasks:Own@PAIRS", "expected a SeqIO task or a list"),
   ],
 )
-def test_an_unusable_task_is_refused(source, words, pairs):
+def test_bad_tasks_are_refused(source, words, pairs):
   source = source.replace("PAIRS", f"jsonl:{pairs}")
   with refuses(words):
-    records(f"seqio:{source}")
+    read_records(f"seqio:{source}")
 
 
 def test_records_with_other_fields_than_the_first_are_refused(tmp_path):
   uneven = tmp_path / "other.jsonl"
   uneven.write_text('{"en": "a", "de": "b"}\n{"en": "a"}\n')
   with refuses("found other fields than in the first record ('de')"):
-    records(f"seqio:seqio_tasks:steps@jsonl:{uneven}")
+    read_records(f"seqio:seqio_tasks:steps@jsonl:{uneven}")
 
 
-def test_a_task_in_seqios_registry_is_read(tmp_path, monkeypatch):
+def test_task_in_seqios_registry_is_read(tmp_path, monkeypatch):
   seqio = pytest.importorskip("seqio")
   (tmp_path / "registered.py").write_text(
     "import seqio, tensorflow as tf\n"
@@ -136,7 +136,7 @@ def test_a_task_in_seqios_registry_is_read(tmp_path, monkeypatch):
     "feature}, metric_fns=[])\n"
   )
   monkeypatch.syspath_prepend(tmp_path)
-  rows = records("seqio:registered:a_task")
+  rows = read_records("seqio:registered:a_task")
   assert [record["inputs"] for record in rows] == ["a", "b"]
   assert rows[0]["draw"] != rows[1]["draw"]
   assert "a_task" in seqio.TaskRegistry.names()

@@ -1,4 +1,4 @@
-"""Sources yield their records in a fixed order and report missing and damaged files."""
+"""Sources read documents in a fixed order, and refuse missing and damaged files."""
 
 import codecs
 import datetime
@@ -31,20 +31,20 @@ def write(path, data: str | bytes):
   return path
 
 
-def read(source: str, split="train", **options) -> list[str]:
+def read_documents(source: str, split="train", **options) -> list[str]:
   return list(Documents(source, **options).usable(split))
 
 
-def test_every_form_of_files_yields_its_documents(tmp_path):
+def test_documents_of_each_format_are_read(tmp_path):
   write(tmp_path / "a.jsonl", '{"text": "one"}\n\n{"text": "two\\nlines", "id": 3}')
-  assert read(f"jsonl:{tmp_path}/a.jsonl") == ["one", "two\nlines"]
+  assert read_documents(f"jsonl:{tmp_path}/a.jsonl") == ["one", "two\nlines"]
   write(tmp_path / "a.lines", "one\r\ntwo\u2028still two\nthree")
-  assert read(f"lines:{tmp_path}/a.lines") == ["one", "two\u2028still two", "three"]
+  assert read_documents(f"lines:{tmp_path}/a.lines") == ["one", "two\u2028still two", "three"]
   write(tmp_path / "a.txt", "one\ntwo\n")
-  assert read(f"text:{tmp_path}/a.txt") == ["one\ntwo\n"]
+  assert read_documents(f"text:{tmp_path}/a.txt") == ["one\ntwo\n"]
   write(tmp_path / "a.tsv", 'id\tbody\n1\tsay "hi\n2\ttwo\n')
-  assert read(f"tsv:{tmp_path}/a.tsv", text_field="body") == ['say "hi', "two"]
-  assert read(f"tsv:{tmp_path}/a.tsv", text_field="1") == ["body", 'say "hi', "two"]
+  assert read_documents(f"tsv:{tmp_path}/a.tsv", text_field="body") == ['say "hi', "two"]
+  assert read_documents(f"tsv:{tmp_path}/a.tsv", text_field="1") == ["body", 'say "hi', "two"]
 
 
 @settings(max_examples=25)
@@ -53,7 +53,7 @@ def test_every_form_of_files_yields_its_documents(tmp_path):
   zipped=st.booleans(),
   ascii_only=st.booleans(),
 )
-def test_jsonl_gives_back_every_document(tmp_path_factory, documents, zipped, ascii_only):
+def test_documents_written_as_jsonl_are_read_back(tmp_path_factory, documents, zipped, ascii_only):
   path = tmp_path_factory.mktemp("jsonl") / ("a.jsonl.gz" if zipped else "a.jsonl")
   write(
     path, "".join(json.dumps({"text": text}, ensure_ascii=ascii_only) + "\n" for text in documents)
@@ -63,31 +63,31 @@ def test_jsonl_gives_back_every_document(tmp_path_factory, documents, zipped, as
   assert not source.skipped["train"]
 
 
-def test_gzip_is_known_by_its_bytes_and_byte_order_marks_are_dropped(tmp_path):
+def test_gzip_is_recognised_by_its_bytes_and_byte_order_marks_are_removed(tmp_path):
   write(tmp_path / "plain_name", gzip.compress(codecs.BOM_UTF8 + b"one\ntwo"))
-  assert read(f"lines:{tmp_path}/plain_name") == ["one", "two"]
+  assert read_documents(f"lines:{tmp_path}/plain_name") == ["one", "two"]
   write(tmp_path / "a.txt", codecs.BOM_UTF8 + b"one")
-  assert read(f"text:{tmp_path}/a.txt") == ["one"]
+  assert read_documents(f"text:{tmp_path}/a.txt") == ["one"]
 
 
-def test_files_come_in_sorted_order_and_splits_apart(tmp_path):
+def test_files_are_read_in_sorted_order_by_split(tmp_path):
   for name in ("b/2", "b/10", "a/1", "v/1", "odd[1]"):
     write(tmp_path / name, name)
-  assert read(f"lines:{tmp_path}/**/[0-9]*") == ["a/1", "b/10", "b/2", "v/1"]
-  assert read(f"lines:{tmp_path}/odd[1]") == ["odd[1]"]
+  assert read_documents(f"lines:{tmp_path}/**/[0-9]*") == ["a/1", "b/10", "b/2", "v/1"]
+  assert read_documents(f"lines:{tmp_path}/odd[1]") == ["odd[1]"]
   source = Documents(f"lines:train={tmp_path}/b/*,validation={tmp_path}/v/1,train={tmp_path}/a/*")
   assert source.source.splits == ("train", "validation")
   assert list(source.usable("train")) == ["b/10", "b/2", "a/1"] == list(source.usable("train"))
   assert list(source.usable("validation")) == ["v/1"]
 
 
-def test_names_and_facts_are_free_of_absolute_paths(tmp_path):
-  for place in ("here", "there"):
-    write(tmp_path / place / "my corpus" / "train.txt", "one")
-    write(tmp_path / place / "my corpus" / "validation.txt", "two")
+def test_names_and_facts_contain_no_absolute_paths(tmp_path):
+  for parent in ("here", "there"):
+    write(tmp_path / parent / "my corpus" / "train.txt", "one")
+    write(tmp_path / parent / "my corpus" / "validation.txt", "two")
 
-  def open_documents(place):
-    folder = f"{tmp_path}/{place}/my corpus"
+  def open_documents(parent):
+    folder = f"{tmp_path}/{parent}/my corpus"
     return Documents(f"text:train={folder}/train.txt,validation={folder}/v*")
 
   first = open_documents("here")
@@ -138,13 +138,13 @@ def test_sources_without_documents_are_refused(source, names, tmp_path):
   }.items():
     write(tmp_path / name, content)
   with refuses(*(name.format(tmp_path) for name in names)):
-    read(source.format(tmp_path))
+    read_documents(source.format(tmp_path))
 
 
 def test_an_unknown_split_is_refused(tmp_path):
   write(tmp_path / "a", "one")
   with refuses("found no split 'trian', expected one of train", "did you mean 'train'?"):
-    read(f"lines:{tmp_path}/a", "trian")
+    read_documents(f"lines:{tmp_path}/a", "trian")
 
 
 FORMS = pytest.mark.parametrize("form", ["jsonl", "lines", "text", "tsv"])
@@ -168,14 +168,14 @@ def test_damaged_gzip_is_refused(form, damage, tmp_path):
   path = tmp_path / "a.jsonl.gz"
   path.write_bytes(contents[damage])
   with refuses(str(path), "truncated or damaged gzip data"):
-    read(f"{form}:{path}", text_field=first_field(form))
+    read_documents(f"{form}:{path}", text_field=first_field(form))
 
 
 @FORMS
-def test_bytes_that_are_not_utf8_are_refused_with_their_line(form, tmp_path):
+def test_bytes_that_are_not_utf8_are_refused_with_their_line_number(form, tmp_path):
   path = write(tmp_path / "a", b'{"text": "one"}\n{"text": "caf\xe9"}\n')
   with refuses(f"{path}:2: found byte 0xe9 that is not UTF-8"):
-    read(f"{form}:{path}", text_field=first_field(form))
+    read_documents(f"{form}:{path}", text_field=first_field(form))
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_line(form, tmp_path):
     ('{"text": true}', ("found boolean in field 'text'",)),
   ],
 )
-def test_lines_that_are_no_documents_are_refused_with_their_line(line, names, tmp_path):
+def test_invalid_lines_are_refused_with_their_number(line, names, tmp_path):
   path = write(tmp_path / "a.jsonl", f'{{"text": "one"}}\n{line}\n')
   with refuses(f"{path}:2: ", *names):
-    read(f"jsonl:{path}")
+    read_documents(f"jsonl:{path}")
 
 
 @pytest.mark.parametrize(
@@ -206,15 +206,15 @@ def test_lines_that_are_no_documents_are_refused_with_their_line(line, names, tm
     ("7", ("a.tsv:1: found 2 tab-separated columns, expected 8",)),
   ],
 )
-def test_tables_of_another_shape_are_refused(field, names, tmp_path):
+def test_tables_with_missing_columns_are_refused(field, names, tmp_path):
   path = write(tmp_path / "a.tsv", "sentence\tlabel\nok\t1\n\tx\nodd\n")
   with refuses(*names):
-    read(f"tsv:{path}", text_field=field)
+    read_documents(f"tsv:{path}", text_field=field)
 
 
-def test_the_listed_formats_include_the_usual_ones():
-  usual = {"conll", "conllu", "docstrings", "json", "jsonl", "lines", "parquet", "text", "tfds"}
-  assert set(formats()) >= usual
+def test_listed_formats_include_the_common_ones():
+  common = {"conll", "conllu", "docstrings", "json", "jsonl", "lines", "parquet", "text", "tfds"}
+  assert set(formats()) >= common
 
 
 def test_files_are_read_without_tensorflow(tmp_path):
@@ -229,8 +229,10 @@ def test_files_are_read_without_tensorflow(tmp_path):
 
 @pytest.fixture(scope="module", params=["tfrecord", "array_record"])
 def dataset(request, tmp_path_factory):
-  """The directory of a prepared TFDS dataset of 600 documents, whose builder's code TFDS does not
-  know."""
+  """Return the directory of a prepared TFDS dataset of 600 documents.
+
+  TFDS does not know the code of its builder.
+  """
   from etils import epath
 
   from t5x_like.quiet_tensorflow import tfds
@@ -252,7 +254,7 @@ def dataset(request, tmp_path_factory):
         return {"train": ((i, {"body": text, "number": i}) for i, text in enumerate(texts))}
 
       def _generate_examples(self):
-        raise AssertionError("the split has its generator")
+        raise AssertionError("unused: _split_generators returns a generator")
 
   directory = tmp_path_factory.mktemp(request.param)
   MyTexts(data_dir=directory, file_format=request.param).download_and_prepare(
@@ -261,7 +263,7 @@ def dataset(request, tmp_path_factory):
   return directory
 
 
-def test_a_prepared_dataset_is_read_in_order_in_both_formats(dataset):
+def test_prepared_dataset_is_read_in_order(dataset):
   for name in ("my_texts", "my_texts:1.2.0", "my_texts:1.*.*"):
     source = Documents(f"tfds:{name}", data_dir=str(dataset), text_field="body")
     assert source.source.name == "my_texts"
@@ -275,7 +277,7 @@ def test_a_prepared_dataset_is_read_in_order_in_both_formats(dataset):
     assert str(dataset) not in json.dumps(facts)
 
 
-def test_shards_of_a_dataset_are_parts_that_make_up_the_split(dataset):
+def test_parts_of_a_split_are_its_shards(dataset):
   source = Documents("tfds:my_texts", data_dir=str(dataset), text_field="body")
   parts = source.source.parts("train", 1)
   assert len(parts) == 3
@@ -294,17 +296,17 @@ def test_shards_of_a_dataset_are_parts_that_make_up_the_split(dataset):
     ("", "body", ("found no dataset name",)),
   ],
 )
-def test_features_and_datasets_that_are_not_there_are_refused(dataset, name, field, names):
+def test_missing_features_and_datasets_are_refused(dataset, name, field, names):
   with refuses(*names):
-    read(f"tfds:{name}", data_dir=str(dataset), text_field=field)
+    read_documents(f"tfds:{name}", data_dir=str(dataset), text_field=field)
 
 
-def test_a_dataset_with_fewer_examples_than_it_states_is_refused(dataset, tmp_path):
+def test_dataset_with_a_wrong_number_of_examples_is_refused(dataset, tmp_path):
   shutil.copytree(dataset, tmp_path / "copy")
   info = tmp_path / "copy/my_texts/1.2.0/dataset_info.json"
   info.write_text(info.read_text().replace('"200"', '"201"', 1))
   with refuses("dataset my_texts/1.2.0: "):
-    read("tfds:my_texts", data_dir=str(tmp_path / "copy"), text_field="body")
+    read_documents("tfds:my_texts", data_dir=str(tmp_path / "copy"), text_field="body")
 
 
 @pytest.mark.parametrize("damage", ["cut", "overwritten"])
@@ -317,16 +319,16 @@ def test_damaged_records_are_refused(dataset, damage, tmp_path):
   else:
     shard.write_bytes(content[:3000] + b"x" * 40 + content[3040:])
   with refuses("dataset my_texts/1.2.0: cannot be read from"):
-    read("tfds:my_texts", data_dir=str(tmp_path / "copy"), text_field="body")
+    read_documents("tfds:my_texts", data_dir=str(tmp_path / "copy"), text_field="body")
 
 
 @pytest.mark.parametrize(
   "form",
   ["lines", "jsonl", "folders", "arrow", "record", "t5:stsb:jsonl", *topics.cases("FILE_SOURCES")],
 )
-def test_a_path_too_long_for_a_name_is_one_line(form):
+def test_too_long_path_is_refused_in_one_line(form):
   with refuses("too long for a file's name"):
-    read(f"{form}:{'x' * 300}")
+    read_documents(f"{form}:{'x' * 300}")
 
 
 @pytest.mark.parametrize(
@@ -338,10 +340,10 @@ def test_a_path_too_long_for_a_name_is_one_line(form):
     ([True], "bool"),
   ],
 )
-def test_columns_of_other_types_are_named(values, kind, tmp_path):
+def test_columns_of_other_types_are_refused_with_their_type(values, kind, tmp_path):
   import pyarrow
   import pyarrow.parquet
 
   pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
   with refuses(f"a.parquet, row 1: found {kind}"):
-    read(f"parquet:{tmp_path}/a.parquet")
+    read_documents(f"parquet:{tmp_path}/a.parquet")

@@ -45,7 +45,7 @@ def test_similarity_is_rounded_to_the_nearest_fifth(label, expected, tmp_path):
   ]
 
 
-def test_an_answer_option_has_no_marks_and_the_label_in_words(tmp_path):
+def test_multirc_is_rewritten_without_markup_and_with_the_label_in_words(tmp_path):
   idx = {"paragraph": 5, "question": 1, "answer": 3}
   row = {
     "paragraph": "<b>Sent 1: </b>Once upon a time, Joey woke.<br><b>Sent 2: </b>He loved pie.",
@@ -78,7 +78,7 @@ CLOZE = (
 )
 
 
-def test_a_cloze_is_an_example_for_each_answer_in_training_and_one_otherwise(tmp_path):
+def test_record_has_an_example_for_each_answer_in_training_only(tmp_path):
   record = {"inputs": CLOZE, "answers": ["A", "C"], "idx": ANSWERED["idx"]}
   assert rewrite("record", [ANSWERED], tmp_path, "train") == [
     record | {"targets": answer} for answer in ("A", "C")
@@ -89,7 +89,7 @@ def test_a_cloze_is_an_example_for_each_answer_in_training_and_one_otherwise(tmp
   assert unlabelled["answers"] == []
 
 
-def test_punctuation_of_squad_stands_alone(tmp_path):
+def test_punctuation_of_squad_is_separated_by_spaces(tmp_path):
   row = {"id": "i", "context": '"This  is a\nstring (1845-1986)".', "question": "A vídeo?"}
   row["answers"] = {"text": ["The answer.", "$5"], "answer_start": [0, 0]}
   (rewritten,) = rewrite("squad", [row], tmp_path)
@@ -101,7 +101,7 @@ def test_punctuation_of_squad_stands_alone(tmp_path):
   }
   (context_free,) = rewrite("squad_context_free", [row], tmp_path)
   assert context_free["inputs"] == "squad trivia question: A vídeo ? "
-  # as in the official files
+  # The official files have a list of objects.
   row["answers"] = [{"text": text, "answer_start": 0} for text in ("The answer.", "$5")]
   assert rewrite("squad", [row], tmp_path) == [rewritten]
 
@@ -123,7 +123,7 @@ CALMED = (
 )
 
 
-def test_a_pronoun_is_marked_and_the_target_is_its_referent(tmp_path):
+def test_wsc_marks_the_pronoun_and_its_target_is_the_referent(tmp_path):
   rows = [
     LENT | {"span1_text": name, "label": name == "Tom", "idx": n}
     for n, name in enumerate(["Tom", "Mitchell"])
@@ -149,12 +149,10 @@ def test_a_pronoun_is_marked_and_the_target_is_its_referent(tmp_path):
     (CALMED, "it", 34, CALMED.replace("use it ,", "use *it* ,")),
   ],
 )
-def test_the_two_sentences_that_number_their_pronoun_wrongly(
-  text, pronoun, index, expected, tmp_path
-):
+def test_wsc_corrects_two_sentences_with_a_wrong_index(text, pronoun, index, expected, tmp_path):
   assert text.split(" ")[index] != pronoun
   span = {"span2_text": pronoun, "span2_index": index}
-  rows = [FULL["wsc"] | {"text": text} | span]
+  rows = [VALID_ROWS["wsc"] | {"text": text} | span]
   assert rewrite("wsc", rows, tmp_path)[0]["inputs"] == f"wsc: {expected}"
 
 
@@ -216,7 +214,7 @@ def test_definite_pronouns_are_marked_as_in_wsc(sentence, pronoun, expected, tmp
     ),
   ],
 )
-def test_a_hypothesis_becomes_the_referent_of_the_pronoun_that_it_replaces(
+def test_wnli_finds_the_referent_that_replaces_the_pronoun(
   premise, hypothesis, marked, target, tmp_path
 ):
   row = {"sentence1": premise, "sentence2": hypothesis, "label": "entailment", "idx": 1}
@@ -226,7 +224,7 @@ def test_a_hypothesis_becomes_the_referent_of_the_pronoun_that_it_replaces(
   assert isinstance(without_pronoun, Skip)
 
 
-def test_a_hypothesis_that_repeats_nothing_has_an_empty_referent(tmp_path):
+def test_wnli_hypothesis_without_common_words_has_an_empty_referent(tmp_path):
   row = {"sentence1": "You can see it there.", "sentence2": "Gaps are visible."}
   (rewritten,) = rewrite("wnli", [row | {"label": "entailment", "idx": 2}], tmp_path)
   assert rewritten["inputs"] == "wsc: You can see *it* there."
@@ -237,7 +235,7 @@ def test_a_hypothesis_that_repeats_nothing_has_an_empty_referent(tmp_path):
   assert judge.metric(references, [judge.prediction("the gap")])["accuracy"] == 0
 
 
-# Templates of the tasks that need no form: the text of a record, and the names of the labels.
+# The tasks that are written by templates only: (the text of FIELDS, the names of the labels).
 TEMPLATES = {
   "glue/cola": ("cola sentence: S", ("unacceptable", "acceptable")),
   "glue/sst2": ("sst2 sentence: S", ("negative", "positive")),
@@ -269,7 +267,7 @@ FIELDS = {
 }
 
 
-def benchmarks() -> dict:
+def find_benchmarks() -> dict:
   """Return the tasks of GLUE, SuperGLUE and SQuAD by suite and name."""
   tasks = {}
   for suite in ("glue", "superglue", "squad"):
@@ -301,9 +299,9 @@ def test_closed_book_questions_have_their_prefix_and_every_answer(name, prefix, 
   assert scores["exact_match"] == 100
 
 
-def test_every_task_of_glue_and_superglue_and_squad_has_its_text():
-  texts = {name: task.text for name, task in benchmarks().items() if task.text}
-  assert texts.keys() == benchmarks().keys() - {"squad/squad_v2"}
+def test_every_task_of_glue_superglue_and_squad_has_t5s_text():
+  texts = {name: task.text for name, task in find_benchmarks().items() if task.text}
+  assert texts.keys() == find_benchmarks().keys() - {"squad/squad_v2"}
   rewritten = {name: text.rewritten for name, text in texts.items() if text.rewritten}
   assert rewritten == {
     "glue/stsb": "stsb",
@@ -333,7 +331,8 @@ def test_an_unknown_form_is_refused(source, name):
     open_source(source)
 
 
-FULL = {
+# A valid record for each form.
+VALID_ROWS = {
   "stsb": {"sentence1": "a", "sentence2": "b", "label": 1.0, "idx": 0},
   "multirc": {"question": "a", "answer": "b", "paragraph": "c", "label": 1, "idx": {"answer": 0}},
   "record": {
@@ -363,22 +362,22 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize("form", FULL)
-def test_a_record_without_a_field_is_refused(form, tmp_path):
-  assert len(rewrite(form, [FULL[form]], tmp_path)) == 1
-  for field in FULL[form].keys() - {"idx"}:
-    row = dict(FULL[form])
+@pytest.mark.parametrize("form", VALID_ROWS)
+def test_records_without_a_field_are_refused(form, tmp_path):
+  assert len(rewrite(form, [VALID_ROWS[form]], tmp_path)) == 1
+  for field in VALID_ROWS[form].keys() - {"idx"}:
+    row = dict(VALID_ROWS[form])
     del row[field]
     with refuses(f"rows.jsonl:1: found no field '{field}' among ", f"t5:{form} needs"):
       rewrite(form, [row], tmp_path)
 
 
-@pytest.mark.parametrize("form", FULL)
-def test_a_field_with_another_value_is_read_or_refused_in_one_line(form, tmp_path):
-  for field in FULL[form].keys() - {"idx"}:
+@pytest.mark.parametrize("form", VALID_ROWS)
+def test_fields_of_other_types_are_read_or_refused_in_one_line(form, tmp_path):
+  for field in VALID_ROWS[form].keys() - {"idx"}:
     for value in (None, 7, [1], {"x": 1}):
       try:
-        rewrite(form, [FULL[form] | {field: value}], tmp_path)
+        rewrite(form, [VALID_ROWS[form] | {field: value}], tmp_path)
       except UserError as error:
         assert "rows.jsonl:1: found" in str(error)
         assert "\n" not in str(error)
@@ -394,9 +393,9 @@ def test_a_field_with_another_value_is_read_or_refused_in_one_line(form, tmp_pat
     ("dpr", {"label": 7}, "found the label 7, expected the number of a candidate"),
   ],
 )
-def test_labels_and_words_that_cannot_be_rewritten_are_refused(form, changes, name, tmp_path):
+def test_bad_labels_and_words_are_refused(form, changes, name, tmp_path):
   with refuses(name):
-    rewrite(form, [FULL[form] | changes], tmp_path)
+    rewrite(form, [VALID_ROWS[form] | changes], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +405,7 @@ def test_labels_and_words_that_cannot_be_rewritten_are_refused(form, changes, na
     (("Ann (2 said it fell.", "Ann (2 said the cup fell."), ""),
   ],
 )
-def test_words_of_wnli_are_no_patterns(sentences, referent, tmp_path):
-  """The first never ended; a word that is no pattern has no referent, as in the published code."""
+def test_words_of_wnli_are_not_used_as_regular_expressions(sentences, referent, tmp_path):
+  """As an expression, the first would take exponential time, and the second would be invalid."""
   row = {"sentence1": sentences[0], "sentence2": sentences[1], "label": 1, "idx": 0}
   assert rewrite("wnli", [row], tmp_path)[0]["judged"] == [referent, "True"]
