@@ -1,4 +1,4 @@
-"""Random models, inputs and prompts for the tests of generation, and generation without a cache."""
+"""Random models, inputs and prompts for tests of generation, and a reference without a cache."""
 
 import functools
 
@@ -18,13 +18,13 @@ from t5x_like.nn.dims import Dims
 V = 12  # size of the vocabulary
 S = 6  # length of encoder inputs
 P = 5  # length of prompts
-L = 7  # most tokens that are generated
+L = 7  # the maximum number of generated tokens
 EOS = 1
 
 
 @functools.cache
 def model(kind, position, vocab=V, eos=EOS, **design):
-  """A random encoder-decoder or decoder whose rows end at different steps."""
+  """Return a random encoder-decoder or decoder whose rows end at different steps."""
   dims = Dims(
     embed=16, heads=4, kv_heads=4 if kind is EncoderDecoder else 2, head_dim=4, mlp=32, layers=2
   )
@@ -50,13 +50,13 @@ def encoder_decoder(position="relative_bias", **options):
 
 
 def inputs(rows=5, seed=0):
-  """Encoder inputs of unequal length; the last row is padding only."""
+  """Return encoder inputs of unequal length; the last row is only padding."""
   tokens = tiny.batch(rows, S, 2, vocab=V, seed=seed)["encoder_input_tokens"]
   return {"encoder_input_tokens": np.concatenate([tokens[:-1], np.zeros_like(tokens[:1])])}
 
 
 def prompts(rows=4, side="right", seed=0, vocab=V):
-  """Prompts of unequal length, padded on one side to P."""
+  """Return prompts of unequal length, padded on one side to P."""
   generator = np.random.default_rng(seed)
   tokens = np.zeros((rows, P), np.int32)
   for row in range(rows):
@@ -87,7 +87,7 @@ def draw(m, batch, seed=3, **options):
 
 
 def rerun_greedily(m, batch, length, prompt_BP, prefix_BP=None, eos=(EOS,)):
-  """Return greedy tokens by the whole model on prompt and tokens so far, at every step.
+  """Return greedy tokens, computed by running the whole model on all tokens at every step.
 
   Args:
     prompt_BP: ids; negative ones are padding.

@@ -1,4 +1,4 @@
-"""Beam search equals a search over Python lists and, with enough beams, an exhaustive search."""
+"""Beam search equals a search in plain Python and, with enough beams, an exhaustive search."""
 
 import functools
 import itertools
@@ -22,7 +22,7 @@ from t5x_like.decoding.generate import greedy
 @pytest.mark.parametrize(
   "make, batch", [(encoder_decoder, inputs()), (decoder, prompts())], ids=["t5", "decoder"]
 )
-def test_one_beam_is_greedy(make, batch):
+def test_one_beam_equals_greedy_search(make, batch):
   tokens, scores = run(
     beam_search,
     make(),
@@ -43,8 +43,8 @@ def test_length_penalties_follow_their_formulas():
     np.testing.assert_allclose(PowerPenalty(1.5)(jnp.float32(length)), length**1.5, rtol=1e-6)
 
 
-# The vocabulary and length of the searches that are compared with references.
-WORDS = 5
+# The sizes of the searches that are compared with references.
+VOCAB_SIZE = 5
 STEPS = 4
 
 
@@ -54,9 +54,9 @@ def model_batch_and_tables():
 
   A table maps every sequence of up to STEPS - 1 tokens to the log-probabilities of the next token.
   """
-  m = decoder(vocab=WORDS)
-  tokens = prompts(3, vocab=WORDS)["decoder_input_tokens"]
-  tails = np.array(list(itertools.product(range(WORDS), repeat=STEPS - 1)), np.int32)
+  m = decoder(vocab=VOCAB_SIZE)
+  tokens = prompts(3, vocab=VOCAB_SIZE)["decoder_input_tokens"]
+  tails = np.array(list(itertools.product(range(VOCAB_SIZE), repeat=STEPS - 1)), np.int32)
   tables = []
   for row in tokens:
     head = row[row != 0]
@@ -71,10 +71,10 @@ def model_batch_and_tables():
   return m, {"decoder_input_tokens": tokens}, tables
 
 
-def search_lists(logprobs, beams, penalty, rule):
-  """Return finished hypotheses of a beam search over lists as (score, tokens), best first."""
+def search_in_python(logprobs, beams, penalty, rule):
+  """Return finished hypotheses of a beam search in plain Python as (score, tokens), best first."""
   running = [(0.0, ())]
-  done = []
+  finished = []
   stops_as_transformers = isinstance(rule, TransformersRule)
   for step in range(STEPS):
     candidates = []
@@ -86,15 +86,15 @@ def search_lists(logprobs, beams, penalty, rule):
       is_finished = seq[-1] == EOS or (stops_as_transformers and last)
       is_considered = rank < beams or not stops_as_transformers
       if is_finished and is_considered:
-        done.append((score / penalty(step + 1), seq))
-    done = sorted(done, reverse=True)[:beams]
+        finished.append((score / penalty(step + 1), seq))
+    finished = sorted(finished, reverse=True)[:beams]
     running = [(score, seq) for score, seq in candidates if seq[-1] != EOS][:beams]
-    if stops_as_transformers and len(done) == beams and not last:
+    if stops_as_transformers and len(finished) == beams and not last:
       if rule.early_stopping is True or (
-        rule.early_stopping is False and running[0][0] / penalty(step + 1) <= done[-1][0]
+        rule.early_stopping is False and running[0][0] / penalty(step + 1) <= finished[-1][0]
       ):
         break
-  return done or [(score / penalty(STEPS), seq) for score, seq in running]
+  return finished or [(score / penalty(STEPS), seq) for score, seq in running]
 
 
 RULES = [AttainableScore(), *map(TransformersRule, (False, True, "never"))]
@@ -107,17 +107,19 @@ SEARCHES = [
 
 
 @pytest.mark.parametrize("rule, beams, penalty", SEARCHES, ids=str)
-def test_beam_search_equals_a_search_over_lists(rule, beams, penalty):
+def test_beam_search_equals_plain_python(rule, beams, penalty):
   m, batch, tables = model_batch_and_tables()
   tokens, scores = run(
     beam_search, m, batch, max_length=STEPS, beams=beams, length_penalty=penalty, rule=rule
   )
   divisor = penalty or (lambda length: 1.0)
-  compare(tokens, scores, [search_lists(table, beams, divisor, rule) for table in tables])
+  assert_hypotheses(
+    tokens, scores, [search_in_python(table, beams, divisor, rule) for table in tables]
+  )
 
 
 @pytest.mark.parametrize("penalty", [GnmtPenalty(0.6), PowerPenalty(-1.0), None], ids=str)
-def test_enough_beams_find_every_sequence_once_in_the_order_of_scores(penalty):
+def test_search_with_enough_beams_is_exhaustive(penalty):
   m, batch, tables = model_batch_and_tables()
   tokens, scores = run(beam_search, m, batch, max_length=STEPS, beams=160, length_penalty=penalty)
   expected = []
@@ -130,13 +132,13 @@ def test_enough_beams_find_every_sequence_once_in_the_order_of_scores(penalty):
         divisor = penalty(len(seq) + 1) if penalty else 1.0
         hypotheses.append((total / divisor, seq + (EOS,)))
     expected.append(sorted(hypotheses, reverse=True))
-  assert len(expected[0]) == 1 + 4 + 16 + 64  # 0 to 3 of the four other words, then EOS
-  compare(tokens, scores, expected)
+  assert len(expected[0]) == 1 + 4 + 16 + 64  # 0 to 3 of the other four tokens, then EOS
+  assert_hypotheses(tokens, scores, expected)
   assert np.isneginf(scores[:, 85:]).all()
   assert (tokens[:, 85:] == 0).all()
 
 
-def compare(tokens, scores, expected):
+def assert_hypotheses(tokens, scores, expected):
   """Assert that the first hypotheses of each row are the expected (score, tokens)."""
   for row, hypotheses in enumerate(expected):
     np.testing.assert_allclose(
@@ -146,8 +148,8 @@ def compare(tokens, scores, expected):
     np.testing.assert_array_equal(tokens[row, : len(hypotheses)], expected_tokens)
 
 
-def test_beams_of_an_encoder_decoder_keep_their_own_cache():
-  """The scores equal the log-probabilities of the returned tokens in the whole model."""
+def test_scores_of_beams_equal_the_whole_models_log_probabilities():
+  """So each beam of an encoder-decoder has the right cache after reordering."""
   m = encoder_decoder()
   batch = inputs()
   K = 3
@@ -163,6 +165,6 @@ def test_beams_of_an_encoder_decoder_keep_their_own_cache():
     means = [logprobs_KL[k, :n].sum() / n for k, n in enumerate(lengths)]
     np.testing.assert_allclose(scores[row], means, rtol=1e-4)
   assert (np.diff(scores[:4], axis=1) <= 0).all()
-  # the last row of the inputs is padding only
+  # The last row of the inputs is only padding.
   assert np.isneginf(scores[4]).all()
   assert (tokens[4] == 0).all()

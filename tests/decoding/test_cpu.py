@@ -1,4 +1,4 @@
-"""Layers prepared for decoding on a CPU compute what the trained layers compute."""
+"""Layers prepared for decoding on a CPU have the same outputs as the trained layers."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from t5x_like.parallel.constrain import use_platform
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_layers_prepared_for_a_loop_compute_the_same(dtype):
+def test_layers_prepared_for_a_loop_have_the_same_outputs(dtype):
   """On a CPU, float32 fuses `wi` and `gate`; elsewhere only the dtype changes."""
   mlp = Mlp(6, 10, nnx.Rngs(0), activation=ACTIVATIONS["silu"][0], gated=True, bias=True)
   for number, linear in enumerate((mlp.wi, mlp.gate, mlp.wo)):

@@ -1,4 +1,4 @@
-"""Generation equals the whole model run again at every step; samples follow their formulas."""
+"""Generation equals running the whole model at every step; sampling follows its formulas."""
 
 import re
 
@@ -55,10 +55,10 @@ POSITIONS = [
 
 
 @pytest.mark.parametrize("position", more.beyond(2, POSITIONS), ids=str)
-def test_greedy_of_an_encoder_decoder_is_the_argmax_of_the_full_model(position):
+def test_greedy_tokens_of_an_encoder_decoder_are_the_argmax_of_the_full_model(position):
   m = encoder_decoder(position)
   batch = inputs()
-  ends = (EOS, int(run(greedy, m, batch, max_length=L)[0, 3]))  # a token that does occur
+  ends = (EOS, int(run(greedy, m, batch, max_length=L)[0, 3]))  # and a token that occurs
   tokens = run(greedy, m, batch, max_length=L, eos=ends)
   expected = rerun_greedily(m, batch, L, np.zeros((5, 1), np.int32), eos=ends)
   np.testing.assert_array_equal(tokens, expected)
@@ -70,7 +70,7 @@ def test_greedy_of_an_encoder_decoder_is_the_argmax_of_the_full_model(position):
 @pytest.mark.parametrize(
   "position", more.beyond(2, [POSITIONS[0], "windowed", *POSITIONS[1:3]]), ids=str
 )
-def test_the_side_of_padding_and_the_other_rows_change_no_token(position):
+def test_tokens_do_not_depend_on_the_side_of_padding_or_other_rows(position):
   m = decoder("rope", windows=(3,)) if position == "windowed" else decoder(position)
   right = prompts(side="right")
   left = prompts(side="left")
@@ -109,21 +109,22 @@ def test_generation_continues_forced_prefixes_of_unequal_length():
 
 
 @pytest.mark.parametrize("make, batch", [(encoder_decoder, inputs), (decoder, prompts)])
-def test_a_model_prepared_for_decoding_gives_the_same_and_its_kernels_are_cast(make, batch):
-  m = jax.tree.map(lambda x: x, make())  # a copy: the next lines change its fields
+def test_model_prepared_for_decoding_has_cast_kernels_and_the_same_tokens(make, batch):
+  m = jax.tree.map(lambda x: x, make())  # a copy, because the next lines change its fields
   m.dtype = jnp.dtype("bfloat16")
   for name in ("encoder", "decoder"):
     if hasattr(m, name):
       getattr(m, name).layers = "loop"
-  ready = prepare_for_decoding(m)
-  assert prepare_for_decoding(ready) is ready
+  prepared = prepare_for_decoding(m)
+
+  assert prepare_for_decoding(prepared) is prepared
   np.testing.assert_array_equal(
-    run(greedy, ready, batch(), max_length=L), run(greedy, m, batch(), max_length=L)
+    run(greedy, prepared, batch(), max_length=L), run(greedy, m, batch(), max_length=L)
   )
-  kernels = {name: x for name, x in params.arrays(ready).items() if name.endswith("kernel")}
+  kernels = {name: x for name, x in params.arrays(prepared).items() if name.endswith("kernel")}
   assert len(kernels) > 8
   assert {x.dtype for x in kernels.values()} == {m.dtype}
-  program = jax.make_jaxpr(lambda model: greedy(model, batch(), max_length=L))(ready)
+  program = jax.make_jaxpr(lambda model: greedy(model, batch(), max_length=L))(prepared)
   (loop,) = [eqn.params["body_jaxpr"] for eqn in program.eqns if eqn.primitive.name == "while"]
   assert str(loop).count("dot_general") > 8
   # No array of a kernel's shape is cast inside the loop.
@@ -131,7 +132,7 @@ def test_a_model_prepared_for_decoding_gives_the_same_and_its_kernels_are_cast(m
 
 
 def test_generation_stops_when_all_rows_have_ended():
-  """A transform is called for as many steps as the longest row has tokens."""
+  """A transform is called once for each token of the longest row."""
   called_steps = []
 
   def end_third(scores_BV, step):
@@ -146,7 +147,7 @@ def test_generation_stops_when_all_rows_have_ended():
   assert (tokens[:-1, :3] == EOS).any(1).all()
 
 
-def test_rows_have_their_forced_tokens_and_least_length():
+def test_forced_tokens_and_the_minimum_length_apply_to_all_rows():
   m = encoder_decoder()
   transforms = (ForcedBos(7), ForcedEos(EOS), MinLength(4))
   tokens = run(greedy, m, inputs(), max_length=L, transforms=transforms)[:-1]
@@ -161,7 +162,7 @@ LOGITS = np.log(np.array([0.4, 0.25, 0.15, 0.1, 0.06, 0.04], np.float32))
 
 
 def count_kept(*transforms):
-  """Return how many tokens the transforms leave; the order of the tokens must not matter."""
+  """Return the number of tokens that the transforms keep, for tokens in either order."""
   scores = jnp.asarray(np.stack([LOGITS, LOGITS[::-1]]))
   for transform in transforms:
     scores = transform(scores, DecodingStep(jnp.int32(0), L, (EOS,)))
@@ -191,12 +192,12 @@ def count_kept(*transforms):
     ((TopP(0.9), MinP(0.3)), 3),
   ],
 )
-def test_filters_keep_as_many_tokens_as_they_define(transforms, tokens):
+def test_filters_keep_the_expected_number_of_tokens(transforms, tokens):
   assert count_kept(*transforms) == tokens
 
 
 def test_samples_have_the_frequencies_of_the_model():
-  """Holds by a chi-square test of the first token of 4,000 equal rows, with and without filters."""
+  """The first tokens of 4,000 equal rows pass a chi-square test, with and without filters."""
   m = decoder()
   rows = 4_000
   prompt = prompts(1)["decoder_input_tokens"]
@@ -208,7 +209,7 @@ def test_samples_have_the_frequencies_of_the_model():
     expected = rows * probs / probs.sum()
     counts = np.bincount(run(draw, m, batch, transforms=transforms)[:, 0], minlength=V)
     assert (counts[expected == 0] == 0).all()
-    # The chi-square test needs five expected draws in every class: rarer tokens are pooled.
+    # A chi-square test needs five expected draws in every class, so rarer tokens are pooled.
     rare = expected < 5
     pooled_counts = np.append(counts[~rare], counts[rare].sum() + 1e-9)
     pooled_expected = np.append(expected[~rare], expected[rare].sum() + 1e-9)
@@ -217,7 +218,7 @@ def test_samples_have_the_frequencies_of_the_model():
     assert (counts > 0).sum() > 2
 
 
-def test_a_sampled_row_does_not_depend_on_the_others():
+def test_samples_of_a_row_do_not_depend_on_other_rows():
   m = decoder()
   batch = prompts(4)
   tokens = run(draw, m, batch)
@@ -237,8 +238,8 @@ def test_a_sampled_row_does_not_depend_on_the_others():
   "make, mesh",
   more.beyond(1, [(encoder_decoder, {"data": 4, "tensor": 2}), (decoder, {"data": 8})]),
 )
-def test_sharded_generation_gives_the_tokens_of_one_device(make, mesh):
-  """Under data parallelism alone, no array moves between devices."""
+def test_sharded_generation_equals_one_device(make, mesh):
+  """With only data parallelism, no array moves between devices."""
   rules = Rules.make(make_mesh(mesh))
   m = make()
   batch = inputs(8) if make is encoder_decoder else prompts(8)

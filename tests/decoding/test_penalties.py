@@ -1,4 +1,4 @@
-"""Transforms that read the history, and strings that end a row, act as a search of lists does."""
+"""Transforms of the history, and strings that end a row, equal plain Python on lists."""
 
 import jax
 import jax.numpy as jnp
@@ -14,29 +14,29 @@ from t5x_like.decoding.sampling import DecodingStep, Typical
 from t5x_like.decoding.stops import StopStrings
 
 ROWS = 40
-PROMPT = 4  # tokens of the longest prompt
-GENERATED = 5  # tokens after the prompt
+PROMPT_LENGTH = 4  # of the longest prompt
+NUM_GENERATED = 5
 BANNED = ((3,), (1, 2), (2, 2, 0), (EOS,), (0, 3))
 
 
-def step_and_lists():
-  """Return random histories of few words and unequal lengths as a step and as lists."""
+def make_histories():
+  """Return random histories of few distinct ids, as a `DecodingStep` and as lists."""
   generator = np.random.default_rng(0)
-  tokens = generator.integers(0, 4, (ROWS, PROMPT + GENERATED)).astype(np.int32)
-  prompt_lengths = generator.integers(1, PROMPT + 1, ROWS)
-  is_padding = np.arange(PROMPT) < PROMPT - prompt_lengths[:, None]
-  prompt = np.where(is_padding, -1, tokens[:, :PROMPT])
-  # two tokens are yet to be generated
-  generated = np.concatenate([tokens[:, PROMPT:], np.full((ROWS, 2), 1, np.int32)], axis=1)
-  lists = [row[PROMPT - length :].tolist() for row, length in zip(tokens, prompt_lengths)]
+  tokens = generator.integers(0, 4, (ROWS, PROMPT_LENGTH + NUM_GENERATED)).astype(np.int32)
+  prompt_lengths = generator.integers(1, PROMPT_LENGTH + 1, ROWS)
+  is_padding = np.arange(PROMPT_LENGTH) < PROMPT_LENGTH - prompt_lengths[:, None]
+  prompt = np.where(is_padding, -1, tokens[:, :PROMPT_LENGTH])
+  # Two tokens have not been generated yet.
+  generated = np.concatenate([tokens[:, PROMPT_LENGTH:], np.full((ROWS, 2), 1, np.int32)], axis=1)
+  lists = [row[PROMPT_LENGTH - length :].tolist() for row, length in zip(tokens, prompt_lengths)]
   step = DecodingStep(
-    jnp.int32(GENERATED), GENERATED + 2, (EOS,), jnp.asarray(prompt), jnp.asarray(generated)
+    jnp.int32(NUM_GENERATED), NUM_GENERATED + 2, (EOS,), jnp.asarray(prompt), jnp.asarray(generated)
   )
   return step, lists
 
 
 def find_banned_ids(transform, history):
-  """Return the ids that may not follow the list of ids `history`."""
+  """Return the ids that may not follow a history."""
   banned_ids = set()
   if isinstance(transform, NoRepeatNgrams):
     n = transform.n
@@ -55,19 +55,19 @@ def find_banned_ids(transform, history):
 @pytest.mark.parametrize(
   "transform", [*map(NoRepeatNgrams, (1, 2, 3, 20)), BannedWords(BANNED)], ids=str
 )
-def test_transforms_ban_the_ids_that_lists_ban(transform):
-  step, lists = step_and_lists()
+def test_banned_ids_equal_plain_python(transform):
+  step, lists = make_histories()
   scores = jax.random.normal(jax.random.key(0), (ROWS, 6))
   transformed = np.asarray(transform(scores, step))
   expected = [find_banned_ids(transform, history) for history in lists]
   assert [set(np.flatnonzero(np.isneginf(row))) for row in transformed] == expected
-  # no history is long enough to hold 20 ids twice
+  # No history is long enough to repeat 20 ids.
   assert any(expected) == (transform != NoRepeatNgrams(20))
   np.testing.assert_array_equal(np.where(np.isneginf(transformed), scores, transformed), scores)
 
 
-def test_repetitions_are_penalised_by_their_sign():
-  step, lists = step_and_lists()
+def test_repetition_penalty_divides_positive_and_multiplies_negative_scores():
+  step, lists = make_histories()
   scores = np.asarray(jax.random.normal(jax.random.key(1), (ROWS, 6)))
   is_repeated = np.array([[i in history for i in range(6)] for history in lists])
   expected = np.where(is_repeated, np.where(scores < 0, scores * 1.5, scores / 1.5), scores)
@@ -87,8 +87,8 @@ def test_typical_tokens_are_nearest_the_entropy():
     assert set(kept_ids) == set(order[:count]), mass
 
 
-def repeats(prompt, tokens):
-  """Return whether a new token completes a pair that the history holds already."""
+def repeats_a_pair(prompt, tokens):
+  """Return whether a generated token completes a pair that occurred before."""
   history = [*prompt, *tokens]
   pairs = list(zip(history, history[1:]))
   return any(pairs[i] in pairs[:i] for i in range(len(prompt) - 1, len(pairs)))
@@ -98,7 +98,7 @@ def repeats(prompt, tokens):
   "make, side", more.beyond(2, [(encoder_decoder, None), (decoder, "left"), (decoder, "right")])
 )
 def test_no_hypothesis_repeats_a_pair_of_itself_or_its_prompt(make, side):
-  """Holds greedily, drawn and for every beam: reordered hypotheses keep their histories."""
+  """This holds in greedy search, sampling and beam search, where hypotheses are reordered."""
   m = make()
   if side is None:
     batch = inputs()
@@ -110,12 +110,12 @@ def test_no_hypothesis_repeats_a_pair_of_itself_or_its_prompt(make, side):
   greedy_tokens = run(greedy, m, batch, **options)
   samples = run(draw, m, batch, transforms=(NoRepeatNgrams(2),), eos=())
   beams = run(beam_search, m, batch, beams=3, **options)[0]
-  free = run(greedy, m, batch, max_length=L, eos=())
-  rows = range(4)  # the fifth of the inputs is padding
-  assert any(repeats(heads[row], free[row]) for row in rows)
+  free_tokens = run(greedy, m, batch, max_length=L, eos=())
+  rows = range(4)  # the fifth row of `inputs` is padding
+  assert any(repeats_a_pair(heads[row], free_tokens[row]) for row in rows)
   for row in rows:
     for hypothesis in [greedy_tokens[row], samples[row], *beams[row]]:
-      assert not repeats(heads[row], hypothesis)
+      assert not repeats_a_pair(heads[row], hypothesis)
   if side is not None:
     other_side = prompts(side="left" if side == "right" else "right")
     np.testing.assert_array_equal(greedy_tokens, run(greedy, m, other_side, **options))
@@ -124,9 +124,7 @@ def test_no_hypothesis_repeats_a_pair_of_itself_or_its_prompt(make, side):
 @pytest.mark.parametrize(
   "function, options", [(greedy, {}), (beam_search, {"beams": 2})], ids=["greedy", "beams"]
 )
-def test_the_loop_reads_the_prompt_only_for_transforms_of_the_history(
-  function, options, monkeypatch
-):
+def test_loop_reads_the_prompt_only_for_transforms_of_the_history(function, options, monkeypatch):
   """The loop carries the same arrays with and without such transforms."""
 
   def constants_and_carry(**transforms):
@@ -151,16 +149,16 @@ TEXTS = [b"", b"a", b"b", b"ab", b"ba", b"aab", b"bb", b"c", b"abc", b"ca", b"",
 @pytest.mark.parametrize(
   "strings", [(b"b",), (b"abc",), (b"aab", b"ca"), (b"bb", b"abba", b"cc")], ids=str
 )
-def test_a_row_stops_at_the_token_that_completes_a_string(strings):
+def test_row_ends_at_the_token_that_completes_a_stop_string(strings):
   generator = np.random.default_rng(1)
-  tokens = generator.integers(1, 14, (60, 8)).astype(np.int32)  # two ids are beyond the vocabulary
+  tokens = generator.integers(1, 14, (60, 8)).astype(np.int32)  # ids 12 and 13 have no text
   texts = [[TEXTS[i] if i < len(TEXTS) else b"" for i in row] for row in tokens]
   stop = StopStrings(strings, TEXTS)
   for row, parts in zip(tokens, texts):
     prefixes = [b"".join(parts[:n]) for n in range(1, 9)]
     ends = [n for n, text in enumerate(prefixes, 1) if any(string in text for string in strings)]
     assert len(stop.through_stop(row)) == (ends[0] if ends else 8)
-  # The device looks at few tokens: an id without text inside a string hides it there.
+  # On the device only few tokens are compared, so an id without text inside a string would hide it.
   with_text = np.where((tokens == 10) | (tokens > 11), 1, tokens)
   stops = np.stack([np.asarray(jax.jit(stop)(with_text, jnp.int32(n))) for n in range(8)], axis=1)
   for row, ids in zip(stops, with_text):
@@ -168,17 +166,17 @@ def test_a_row_stops_at_the_token_that_completes_a_string(strings):
     assert np.flatnonzero(row)[:1].tolist() == ([end] if end < 8 else [])
 
 
-def test_rows_end_at_strings_in_greedy_and_beam_search():
+def test_rows_end_at_stop_strings_in_greedy_and_beam_search():
   m = decoder()
   batch = prompts()
   texts = [bytes([65 + i]) for i in range(V)]
-  free = run(greedy, m, batch, max_length=L, eos=())
-  string = bytes(65 + i for i in free[0, 2:4])  # two tokens that do occur
+  free_tokens = run(greedy, m, batch, max_length=L, eos=())
+  string = bytes(65 + i for i in free_tokens[0, 2:4])  # two tokens that occur
   stop = StopStrings((string,), texts)
   greedy_tokens, log_p = run(
     generate, m, batch, choose=choose_likeliest, max_length=L, eos=(), stop=stop
   )
-  for row, free_row, scores in zip(greedy_tokens, free, log_p):
+  for row, free_row, scores in zip(greedy_tokens, free_tokens, log_p):
     tokens_to_stop = stop.through_stop(free_row)
     length = len(tokens_to_stop)
     assert row[:length].tolist() == list(tokens_to_stop)

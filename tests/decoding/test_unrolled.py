@@ -1,4 +1,4 @@
-"""Greedy tokens of published models with heads and norms of their own are the forward pass's."""
+"""Greedy tokens of published models with unusual heads and norms equal the forward pass."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Metrics of answers (SQuAD, MLQA, TriviaQA, final numbers) give the values worked out by hand."""
+"""Metrics of answers (SQuAD, MLQA, TriviaQA, final numbers) equal values computed by hand."""
 
 import math
 
@@ -19,13 +19,13 @@ from t5x_like.metrics.texts import METRICS
 @pytest.mark.parametrize(
   "text, squad_text, trivia_qa_text",
   [
-    # TriviaQA splits at punctuation, which makes the `a` an article
+    # TriviaQA splits words at punctuation, so the `a` becomes an article.
     ("The  Dog's a-b", "dogs ab", "dog s b"),
     ("an apple, A pear; the theme", "apple pear theme", "apple pear theme"),
     ("U.S. Army", "us army", "u s army"),
     ("under_score", "underscore", "under score"),
     ("‘quoted’ `this´", "‘quoted’ this´", "quoted this"),
-    # punctuation is ASCII alone (the dash stays), white space is any of Unicode
+    # Only ASCII punctuation is removed (not the dash), and white space is Unicode's.
     ("Été\u00a0—\u2003ÄÖ", "été — äö", "été — äö"),
     ("the", "", ""),
     ("...", "", ""),
@@ -47,25 +47,25 @@ def test_answers_are_normalised_as_squad_and_trivia_qa_do(text, squad_text, triv
     ("ar", "الكتاب", "كتاب"),
     ("hi", "एक किताब।", "एक किताब"),
     ("zh", "北京 2008年，NBA 球队", "北 京 2008 年 nba 球 队"),
-    ("ru", "«Москва» — a город", "москва a город"),  # a language outside MLQA has no articles
+    ("ru", "«Москва» — a город", "москва a город"),  # languages outside MLQA have no articles
   ],
 )
 def test_mlqa_removes_the_articles_of_the_language(language, text, expected):
   assert normalize_mlqa(text, language) == expected
 
 
-def test_f1_counts_a_token_as_often_as_both_texts_have_it():
+def test_f1_counts_repeated_common_tokens():
   assert token_f1("a a b", "a b b") == pytest.approx(2 / 3)
   assert token_f1("x", "y") == 0
   assert token_f1("", "") == 0
 
 
 def test_squad_takes_the_best_answer_for_each_score():
-  golds = [["Denver Broncos", "the Broncos", "Carolina"], ["1 2 3 4", "5"]]
+  gold_answers = [["Denver Broncos", "the Broncos", "Carolina"], ["1 2 3 4", "5"]]
   precision = 2 / 3  # "1 2 5" against "1 2 3 4"
   recall = 2 / 4
   second_f1 = 2 * precision * recall / (precision + recall)
-  scores = SquadV1()(golds, ["broncos!", "1 2 5"])
+  scores = SquadV1()(gold_answers, ["broncos!", "1 2 5"])
   assert scores == {"exact_match": 50.0, "f1": pytest.approx(100 * (1 + second_f1) / 2)}
 
 
@@ -77,25 +77,25 @@ def test_missing_and_empty_predictions_score_zero():
   assert SquadV1()([["The"]], [None]) == {"exact_match": 0.0, "f1": 0.0}
 
 
-GOLDS = [["Paris", "the city of Paris"], ["Rome"], [], [], ["a"]]
+GOLD_ANSWERS = [["Paris", "the city of Paris"], ["Rome"], [], [], ["a"]]
 
 
 def test_squad_2_scores_questions_with_and_without_answers():
   predictions = [("paris", 0.1), ("", 0.9), ("", 0.8), ("Berlin", 0.3), ("", 0.2)]
-  scores = SquadV2()(GOLDS, predictions)
-  # The answer "a" normalises to nothing: an empty prediction is right.
+  scores = SquadV2()(GOLD_ANSWERS, predictions)
+  # The answer "a" normalises to an empty text, so an empty prediction is right.
   assert scores["exact"] == scores["f1"] == pytest.approx(100 * 3 / 5)
   assert scores["HasAns_exact"] == pytest.approx(100 * 2 / 3)
   assert scores["NoAns_f1"] == 50.0
 
 
-def test_squad_2_answers_nothing_above_the_threshold():
+def test_squad_2_replaces_answers_above_the_threshold_by_none():
   predictions = [("paris", 0.1), ("rome", 0.9), ("", 0.8), ("Berlin", 0.4), ("x", 0.2)]
-  scores = SquadV2(threshold=0.3)(GOLDS, predictions)
+  scores = SquadV2(threshold=0.3)(GOLD_ANSWERS, predictions)
   assert scores["HasAns_exact"] == pytest.approx(100 / 3)  # "rome" (0.9) is dropped
   assert scores["NoAns_exact"] == 100.0  # "Berlin" (0.4) is dropped too
   metric = SquadV2()
-  details = metric.details(metric.rows(GOLDS, predictions), GOLDS, predictions)
+  details = metric.details(metric.rows(GOLD_ANSWERS, predictions), GOLD_ANSWERS, predictions)
   # Right answers as the threshold rises: 2 (all empty), 3 (paris), 3 (x), 2 (Berlin), 2 (empty),
   # 3 (rome). The first maximum is 3 of 5, at paris's 0.1.
   assert details["best_exact"] == pytest.approx(60.0)
@@ -105,8 +105,8 @@ def test_squad_2_answers_nothing_above_the_threshold():
   assert details["NoAns_total"] == 2
 
 
-def test_squad_2_leaves_out_questions_without_prediction():
-  scores = SquadV2()(GOLDS, [("paris", 0.0), None, None, None, None])
+def test_squad_2_ignores_questions_without_a_prediction():
+  scores = SquadV2()(GOLD_ANSWERS, [("paris", 0.0), None, None, None, None])
   assert scores["exact"] == 100.0
   assert math.isnan(scores["NoAns_exact"])
 
@@ -127,7 +127,7 @@ def test_squad_2_leaves_out_questions_without_prediction():
     ("#### 5\nQuestion: 9\n#### 9", "5"),
     ("none", None),
     ("", None),
-    # Leading points, signs, groups and digits as people, other countries and LaTeX write them.
+    # Other notations of people, countries and LaTeX.
     (".5", "0.5"),
     ("it costs $.25.", "0.25"),
     ("#### -.5 and 7", "-0.5"),
@@ -170,17 +170,17 @@ def test_final_number_is_the_last_or_the_one_after_four_hashes(text, number):
 
 
 @pytest.mark.parametrize("text", ["18", "$18.0", "1 000", "50 %", "−5", "2/5", "18."])
-def test_a_number_with_its_sign_and_unit_is_a_number(text):
+def test_numbers_with_signs_and_units_are_numbers(text):
   assert is_number(text)
 
 
 @pytest.mark.parametrize("text", ["18 apples", "", "x", "1 2", "####"])
-def test_other_texts_are_no_numbers(text):
+def test_other_texts_are_not_numbers(text):
   assert not is_number(text)
 
 
 def test_final_number_of_a_long_text_takes_linear_time():
-  """A pattern that backtracks would not return."""
+  """A regular expression that backtracks would not return."""
   for part in ("1", "1,", "1 ", ",12", "1 111", "-", " / ", "= - ", "####"):
     final_number(part * 20_000)
 
@@ -200,8 +200,8 @@ def test_final_number_of_a_long_text_takes_linear_time():
     ("a this", "cat", None),
   ],
 )
-def test_a_text_names_a_referent_by_t5s_rule(text, referent, is_named):
-  """`is_named` None: the text holds no word and is wrong under either label."""
+def test_referents_are_compared_by_t5s_rule(text, referent, is_named):
+  """If `is_named` is None, the text has no words and is wrong under either label."""
   referent_metric = METRICS["referent"]()
 
   def score(label):
@@ -215,7 +215,7 @@ def test_a_text_names_a_referent_by_t5s_rule(text, referent, is_named):
 
 
 @pytest.mark.parametrize("text", ["asdf", "", "nan", "inf"])
-def test_a_similarity_that_is_no_number_counts_as_minus_one(text):
+def test_invalid_similarity_counts_as_minus_one(text):
   read_prediction = METRICS["number"]().prediction
   assert read_prediction("10") == read_prediction("10.") == 10.0
   assert read_prediction(text) == -1.0

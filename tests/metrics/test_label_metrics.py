@@ -1,4 +1,4 @@
-"""Scores of labels and tags equal those of scikit-learn, scipy and seqeval."""
+"""Scores of labels and tags equal scikit-learn, scipy and seqeval."""
 
 import itertools
 import math
@@ -34,19 +34,19 @@ def test_classification_equals_scikit_learn_on_random_labels(classes):
     assert scores[name] == pytest.approx(100 * share)
 
 
-def test_macro_f1_counts_a_class_that_does_not_occur():
+def test_macro_f1_includes_classes_that_do_not_occur():
   assert Classification(3, ("macro_f1",))([0, 1], [0, 1])["macro_f1"] == pytest.approx(200 / 3)
 
 
-def test_a_prediction_without_label_is_wrong():
+def test_prediction_without_a_label_is_wrong():
   binary = Classification(2, ("accuracy", "f1"))
-  # as T5's f1_score_with_invalid: None counts as the wrong label
+  # In T5's f1_score_with_invalid, None counts as the wrong label.
   assert binary([1, 0, 1], [1, None, None]) == binary([1, 0, 1], [1, 1, 0])
   scores = Classification(3, ("accuracy", "macro_f1"))([0, 1, 2, 2], [0, 1, 2, None])
   assert scores == {"accuracy": 75.0, "macro_f1": pytest.approx(100 * (1 + 1 + 2 / 3) / 3)}
 
 
-def test_matthews_correlation_counts_no_label_as_a_third_class():
+def test_matthews_correlation_treats_a_missing_label_as_a_third_class():
   """T5 passes -1 for no label to scikit-learn."""
   gold = [1, 1, 0, 0, 1]
   expected = sklearn.metrics.matthews_corrcoef(gold, [1, -1, 0, -1, 0])
@@ -58,7 +58,7 @@ def test_matthews_correlation_counts_no_label_as_a_third_class():
 @pytest.mark.parametrize(
   "gold, predictions", [([1, 2, 3], [2, 2, 2]), ([2, 2, 2], [1, 2, 3]), ([1], [1])]
 )
-def test_the_correlation_of_a_constant_is_not_defined(gold, predictions):
+def test_correlation_of_a_constant_is_nan(gold, predictions):
   for score in Correlation()(gold, predictions).values():
     assert math.isnan(score)
 
@@ -92,7 +92,7 @@ def test_entities_equal_seqeval_on_random_tags():
 
 def test_sentences_without_a_right_entity_score_zero():
   assert EntityF1()([["O"]], [["O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
-  # a word that truncation removed from the row has an empty tag
+  # A word that truncation removed from the row has an empty tag.
   assert EntityF1()([["B-X", "I-X"]], [["B-X", ""]])["f1"] == 0.0
 
 

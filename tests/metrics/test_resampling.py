@@ -1,4 +1,4 @@
-"""Bootstrap intervals and paired tests have the sizes that theory gives and a seed."""
+"""Bootstrap intervals and paired tests agree with theory and are determined by a seed."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from t5x_like.metrics.tagging import EntityF1
 from t5x_like.metrics.translation import Bleu, Chrf
 
 
-def test_the_interval_of_an_accuracy_is_the_binomials():
+def test_interval_of_an_accuracy_equals_the_binomial_interval():
   rows_NC = np.repeat([[True], [False]], [360, 40], axis=0)
   record = bootstrap(Accuracy(), rows_NC, samples=2000, seed=0)
   interval = record["intervals"]["accuracy"]
@@ -23,9 +23,8 @@ def test_the_interval_of_an_accuracy_is_the_binomials():
   assert record != bootstrap(Accuracy(), rows_NC, samples=2000, seed=1)
 
 
-def test_the_p_value_is_the_sign_tests():
-  """The systems differ on 12 examples, of which the second wins 10: the two-sided sign test's p is
-  0.0386."""
+def test_p_value_equals_the_sign_test():
+  """Of 12 examples that differ, the second system wins 10; the two-sided p value is 0.0386."""
   first = np.array([[True]] * 2 + [[False]] * 10 + [[True]] * 50)
   second = np.array([[False]] * 2 + [[True]] * 10 + [[True]] * 50)
   record = paired_test(Accuracy(), first, second, samples=4000, seed=0)
@@ -35,7 +34,7 @@ def test_the_p_value_is_the_sign_tests():
   assert difference["low"] > 0
 
 
-def test_a_system_does_not_differ_from_itself():
+def test_difference_of_a_system_to_itself_is_zero():
   rows_NC = np.array([[True], [False], [True]])
   record = paired_test(Accuracy(), rows_NC, rows_NC, samples=50, seed=0)
   assert record["differences"]["accuracy"] == {
@@ -77,7 +76,7 @@ def test_every_metric_can_be_resampled(metric, gold, predictions):
 
 
 def test_samples_whose_score_is_undefined_are_counted():
-  """Half of the samples of two rows draw the same row twice: no correlation."""
+  """Half of the samples of two rows have the same row twice, and thus no correlation."""
   rows_NC = np.array([[0.0, 1.0], [1.0, 0.0]])
   record = bootstrap(Correlation(), rows_NC, samples=200, seed=0)
   assert 50 < record["undefined"]["pearson"] < 150

@@ -1,4 +1,4 @@
-"""BLEU, chrF and ROUGE equal the scores of sacrebleu and rouge-score."""
+"""BLEU, chrF and ROUGE equal sacrebleu and rouge-score; tags in texts are scored by their words."""
 
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
@@ -27,7 +27,7 @@ REFERENCES = [list(sentences) for sentences in zip(*STREAMS)]
     (Chrf(word_order=2), CHRF(word_order=2), "chrf", "|nw:2"),
   ],
 )
-def test_scores_of_translations_equal_sacrebleus(metric, reference, name, signature):
+def test_scores_of_translations_equal_sacrebleu(metric, reference, name, signature):
   rows = metric.rows(REFERENCES, SYSTEM)
   expected = reference.corpus_score(SYSTEM, STREAMS)
   assert metric.scores(rows)[name] == pytest.approx(expected.score)
@@ -46,7 +46,7 @@ def test_sentences_may_have_different_numbers_of_references():
     assert metric()(uneven, SYSTEM) == metric()(padded, SYSTEM)
 
 
-def test_rouge_takes_the_best_reference_for_each_type_and_means_over_examples():
+def test_rouge_is_the_mean_over_examples_of_the_best_reference_for_each_type():
   references = [["a b c d", "a c"], ["x y . z"]]
   predictions = ["a b x c", "z . x y"]
   scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"])
@@ -58,8 +58,8 @@ def test_rouge_takes_the_best_reference_for_each_type_and_means_over_examples():
   assert scores["rougeLsum"] > scores["rougeL"]  # the order of sentences does not count
 
 
-def test_rouge_of_one_reference_takes_that_of_the_highest_rouge_1():
-  # The first shares all four words with the prediction, the second a pair of neighbours.
+def test_rouge_of_one_reference_uses_the_reference_of_highest_rouge_1():
+  # The first shares all four words with the prediction, the second a pair of adjacent words.
   references = ["c a b x", "x b d e f g"]
   prediction = "x b a c"
   expected = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"]).score(
@@ -82,18 +82,16 @@ def test_sentences_are_split_at_full_stops():
   "name, expected",
   [("tags", {"accuracy": 60.0}), ("entities", {"precision": 50.0, "recall": 50.0, "f1": 50.0})],
 )
-def test_tags_in_a_text_are_those_of_its_words(name, expected):
-  """A word without a tag is wrong; a tag beyond the words counts as a predicted entity."""
+def test_tags_in_a_text_are_matched_to_words_in_order(name, expected):
+  """A word without a tag is wrong; an additional tag counts as a predicted entity."""
   tag_metric = METRICS[name]()
   gold = [tag_metric.reference([text]) for text in ("B-x I-x O", "O B-y")]
-  assert (
-    tag_metric.metric(gold, [tag_metric.prediction(text) for text in (" B-x  I-x O B-y", "")])
-    == expected
-  )
+  predictions = [tag_metric.prediction(text) for text in (" B-x  I-x O B-y", "")]
+  assert tag_metric.metric(gold, predictions) == expected
 
 
-def test_a_tag_behind_a_sentinel_is_that_of_its_word():
-  """Tags may be missing or given twice; without sentinels they count from the first word."""
+def test_tags_after_sentinels_are_matched_to_the_numbered_words():
+  """Tags may be missing or repeated. Without sentinels they count from the first word."""
   gold = "<extra_id_0> B-x <extra_id_1> O <extra_id_2> B-y"
   for name, prediction, expected in (
     ("tags", "<extra_id_2> B-y <extra_id_0> B-x", 200 / 3),
@@ -128,7 +126,7 @@ def test_rouge_of_other_scripts_needs_unicode_tokens(text):
   assert scores["rougeL"] == scores["rouge1"]
 
 
-def test_a_row_in_another_script_counts_zero_and_is_reported():
+def test_text_in_another_script_scores_zero_and_is_reported():
   gold = [["a small dog"], ["über große Hunde"], [RUSSIAN]]
   predictions = ["a small dog", "über große Hunde", RUSSIAN]
   rows_NC = Rouge().compute_rows(gold, predictions)
@@ -136,7 +134,7 @@ def test_a_row_in_another_script_counts_zero_and_is_reported():
   assert Rouge().scores(rows_NC)["rouge1"] == pytest.approx(200 / 3)
 
 
-def test_a_tokenizer_of_bleu_that_is_not_installed_is_one_line(monkeypatch):
+def test_missing_tokenizer_of_bleu_is_reported_in_one_line(monkeypatch):
   def raise_missing(*_, **__):
     raise RuntimeError("needs\nmecab")
 

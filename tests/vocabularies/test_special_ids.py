@@ -1,4 +1,4 @@
-"""Tasks with unusual special ids make the examples of the usual ones but for these ids."""
+"""Special ids of a vocabulary change nothing else in the examples of tasks."""
 
 import json
 
@@ -11,17 +11,19 @@ from t5x_like.data import task as tasks
 from t5x_like.quiet_tensorflow import tf
 from t5x_like.vocabularies.kinds.published import PublishedIds, PublishedVocabulary
 
-# ids of the text are FIRST to 239
+# The ids of text are FIRST to 239.
 SIZE = 300
 FIRST = 80
-OWN = dict(eos_id=1, unk_id=2, bos_id=None, mask_id=3, cls_id=4, sep_id=5, specials_in_text=True)
-USUAL = PublishedIds(pad_id=0, decoder_start_id=0, sentinels=tuple(range(299, 239, -1)), **OWN)
-# id 0 is a token
-OTHER = PublishedIds(pad_id=6, decoder_start_id=1, sentinels=tuple(range(10, 70)), **OWN)
-NONE = PublishedIds(pad_id=None, decoder_start_id=1, sentinels=tuple(range(10, 70)), **OWN)
+SHARED = dict(eos_id=1, unk_id=2, bos_id=None, mask_id=3, cls_id=4, sep_id=5, specials_in_text=True)
+USUAL = PublishedIds(pad_id=0, decoder_start_id=0, sentinels=tuple(range(299, 239, -1)), **SHARED)
+# In these two, id 0 is an ordinary token.
+OTHER = PublishedIds(pad_id=6, decoder_start_id=1, sentinels=tuple(range(10, 70)), **SHARED)
+WITHOUT_PADDING = PublishedIds(
+  pad_id=None, decoder_start_id=1, sentinels=tuple(range(10, 70)), **SHARED
+)
 
 
-def vocabulary(facts: PublishedIds) -> PublishedVocabulary:
+def build_vocabulary(facts: PublishedIds) -> PublishedVocabulary:
   pieces = {f" w{i}" if i % 3 else f" w{i}." for i in range(SIZE)}
   model = {
     "type": "WordLevel",
@@ -43,8 +45,8 @@ def stores(tmp_path_factory):
   root = tmp_path_factory.mktemp("stores")
   lengths = np.tile([150, 40, 333, 9], 6)
   text = np.random.default_rng(0).integers(FIRST, 240, lengths.sum())
-  for name, facts in (("usual", USUAL), ("other", OTHER), ("none", NONE)):
-    header = dict(name="c", split="train", vocabulary=vocabulary(facts), append_eos=False)
+  for name, facts in (("usual", USUAL), ("other", OTHER), ("none", WITHOUT_PADDING)):
+    header = dict(name="c", split="train", vocabulary=build_vocabulary(facts), append_eos=False)
     with TokenStoreWriter(root / name / "train", **header) as writer:
       writer.add(text, lengths)
   return root
@@ -88,7 +90,7 @@ def read_batch(name: str, store) -> dict[str, np.ndarray]:
 
 
 def replace_ids(usual_batch: dict[str, np.ndarray], facts: PublishedIds) -> dict[str, np.ndarray]:
-  """Return a batch of the usual special ids, of which 0 is always padding, with other ones."""
+  """Return a batch of USUAL, in which 0 is always padding, with other special ids."""
   encoder_only = "decoder_input_tokens" not in usual_batch
   pad = (facts.eos_id if encoder_only else 0) if facts.pad_id is None else facts.pad_id
   ids = np.arange(SIZE)
@@ -106,11 +108,11 @@ def replace_ids(usual_batch: dict[str, np.ndarray], facts: PublishedIds) -> dict
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_only_the_special_ids_differ(stores, name):
+def test_examples_differ_only_in_special_ids(stores, name):
   usual_batch = read_batch(name, stores / "usual")
-  # the test needs padding
+  # Otherwise the ids of padding would not be tested.
   assert any((usual_batch[n] == 0).any() for n in usual_batch if n.endswith("_input_tokens"))
-  for store, facts in (("other", OTHER), ("none", NONE)):
+  for store, facts in (("other", OTHER), ("none", WITHOUT_PADDING)):
     actual = read_batch(name, stores / store)
     expected = replace_ids(usual_batch, facts)
     assert actual.keys() == expected.keys()
@@ -129,11 +131,13 @@ def test_only_the_special_ids_differ(stores, name):
     ("causal_lm", {"length": 48}, ("expected eos",)),
   ],
 )
-def test_a_vocabulary_without_a_needed_piece_is_refused(tmp_path, name, changes, names):
-  poor = PublishedIds(
-    **vars(NONE) | {"mask_id": None, "cls_id": None, "sep_id": None, "sentinels": ()}
+def test_vocabulary_without_a_needed_piece_is_refused(tmp_path, name, changes, names):
+  ids_without_pieces = PublishedIds(
+    **vars(WITHOUT_PADDING) | {"mask_id": None, "cls_id": None, "sep_id": None, "sentinels": ()}
   )
-  header = dict(name="c", split="train", vocabulary=vocabulary(poor), append_eos=False)
+  header = dict(
+    name="c", split="train", vocabulary=build_vocabulary(ids_without_pieces), append_eos=False
+  )
   with TokenStoreWriter(tmp_path / "train", **header) as writer:
     writer.add(np.full(500, FIRST), [250, 250])
   with refuses(*names):

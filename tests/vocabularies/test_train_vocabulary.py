@@ -1,4 +1,4 @@
-"""A trained vocabulary has the size and special ids of its flags and is the same each time."""
+"""A trained vocabulary has the size and special ids of its flags and is deterministic."""
 
 import collections
 import itertools
@@ -44,8 +44,8 @@ def run(corpus, output, *options) -> int:
 CODE = "def f(x):\n    if x:\n\t\treturn  x  # \U0001f600 na\u00efve, \ufb01\r\n\n\n"
 
 
-def test_the_default_kind_loses_no_character_and_others_report_their_loss(tmp_path, capsys):
-  """Indentation is learned with the line end before it, as one token."""
+def test_default_kind_loses_no_character_and_others_report_their_loss(tmp_path, capsys):
+  """The default kind learns a line end and the following indentation as one token."""
   (tmp_path / "code.txt").write_text(CODE * 400)
   flags = [f"--source=text:{tmp_path}/code.txt", "--extra_ids=0"]
   assert train_vocabulary.main([*flags, "--size=290", f"--output={tmp_path}/default"]) == 0
@@ -75,13 +75,13 @@ def read_files(directory):
   return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_the_same_input_gives_the_same_vocabulary(corpus, tmp_path):
+def test_training_twice_gives_the_same_vocabulary(corpus, tmp_path):
   for name in ("first", "second"):
     assert run(corpus, tmp_path / name, "--size=160", "--max_bytes=20000") == 0
   assert read_files(tmp_path / "first") == read_files(tmp_path / "second")
 
 
-def test_a_vocabulary_is_trained_once_and_not_replaced_by_another(corpus, tmp_path, capsys):
+def test_existing_vocabulary_is_kept_and_other_flags_are_refused(corpus, tmp_path, capsys):
   output = tmp_path / "v"
   assert run(corpus, output, "--size=160") == 0
   trained_files = read_files(output)
@@ -97,7 +97,7 @@ def test_a_vocabulary_is_trained_once_and_not_replaced_by_another(corpus, tmp_pa
   assert read_files(output) == trained_files
 
 
-def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
+def test_vocabulary_with_byte_fallback_has_no_unknown_text(corpus, tmp_path):
   assert run(corpus, tmp_path / "v", "--size=360", "--byte_fallback", "--extra_ids=10") == 0
   vocabulary = vocabularies.load(str(tmp_path / "v"))
   assert vocabulary.decode(vocabulary.encode("port 日本 \U0001f600")) == "port 日本 \U0001f600"
@@ -121,7 +121,7 @@ def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
     (["--size=400", "--lowercase", "--kind=bytelevel_bpe"], "--lowercase"),
   ],
 )
-def test_impossible_training_is_refused_in_one_line(options, message, corpus, tmp_path, capfd):
+def test_bad_flags_are_refused_in_one_line(options, message, corpus, tmp_path, capfd):
   assert run(corpus, tmp_path / "v", *options) == 2
   error = capfd.readouterr().err
   assert error.startswith("error: ")
@@ -130,45 +130,45 @@ def test_impossible_training_is_refused_in_one_line(options, message, corpus, tm
   assert not (tmp_path / "v").exists()
 
 
-def put_a_file_above(output):
+def write_file_at_parent(output):
   output.parent.write_text("")
 
 
-def put_another_tokenizer(output):
+def write_another_tokenizer(output):
   output.mkdir(parents=True)
   (output / "tokenizer.json").write_text("{}")
 
 
-def put_a_damaged_vocabulary(output):
+def write_damaged_vocabulary(output):
   ByteVocabulary().save(output)
   path = output / vocabularies.MANIFEST
   path.write_text(path.read_text().replace("384", "385"))
 
 
 @pytest.mark.parametrize(
-  "put, message",
+  "write, message",
   [
-    (put_a_file_above, "cannot be written"),
-    (put_another_tokenizer, "found the tokenizer.json of another tokenizer"),
-    (put_a_damaged_vocabulary, "the file is damaged"),
+    (write_file_at_parent, "cannot be written"),
+    (write_another_tokenizer, "found the tokenizer.json of another tokenizer"),
+    (write_damaged_vocabulary, "the file is damaged"),
   ],
 )
-def test_an_output_with_something_else_is_refused(put, message, corpus, tmp_path, capsys):
+def test_output_with_other_files_is_refused(write, message, corpus, tmp_path, capsys):
   output = tmp_path / "a" / "v"
-  put(output)
+  write(output)
   assert run(corpus, output, "--size=160") == 2
   error = capsys.readouterr().err
   assert str(output) in error
   assert message in error
 
 
-def test_the_progress_of_reading_is_reported(monkeypatch, capsys):
+def test_progress_of_reading_is_reported(monkeypatch, capsys):
   monkeypatch.setattr(train_vocabulary, "_PROGRESS_SECONDS", 0)
   assert train_vocabulary.sample([b"a" * 1_000_000] * 3, 10**7)[1] == 3_000_000
   assert "read 3 MB so far ..." in capsys.readouterr().out
 
 
-def test_a_vocabulary_is_written_to_an_address(corpus, tmp_path, monkeypatch, capsys):
+def test_vocabulary_can_be_written_to_a_remote_path(corpus, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   for message in ("vocabulary memory://trained/v: 160 ids", "exists already"):
     assert run(corpus, "memory://trained/v", "--size=160") == 0
@@ -189,7 +189,7 @@ def remove_white_space(text: str) -> str:
   ],
 )
 @given(documents=st.lists(TEXTS, max_size=5), max_bytes=st.integers(8, 40))
-def test_cutting_into_runs_loses_nothing_and_into_lines_only_white_space(
+def test_splitting_into_runs_loses_nothing_and_into_lines_only_white_space(
   split, kept_text, documents, max_bytes
 ):
   with pytest.MonkeyPatch.context() as patch:
@@ -202,13 +202,13 @@ def test_cutting_into_runs_loses_nothing_and_into_lines_only_white_space(
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), max_size=60), st.integers(1, 400))
-def test_a_sample_is_bounded_in_order_and_always_the_same(lines, max_bytes):
+def test_sample_is_a_bounded_deterministic_subsequence(lines, max_bytes):
   sampled_lines, total = train_vocabulary.sample(iter(lines), max_bytes)
   assert total == len(b"".join(lines))
   longest = max((len(line) for line in sampled_lines), default=0)
   assert len(b"".join(sampled_lines)) <= max(max_bytes, longest)
   remaining = iter(lines)
-  assert all(line in remaining for line in sampled_lines)  # a subsequence
+  assert all(line in remaining for line in sampled_lines)  # consumes `remaining`: a subsequence
   assert (sampled_lines, total) == train_vocabulary.sample(iter(lines), max_bytes)
   if total <= max_bytes:
     assert sampled_lines == lines
@@ -216,7 +216,7 @@ def test_a_sample_is_bounded_in_order_and_always_the_same(lines, max_bytes):
     assert sampled_lines
 
 
-def test_a_sample_covers_the_whole_corpus():
+def test_sample_covers_the_whole_corpus():
   lines = [b"%08d" % i for i in range(10_000)]
   sampled_lines, _ = train_vocabulary.sample(lines, 8 * 1000)
   assert len(sampled_lines) == 1000
@@ -240,7 +240,7 @@ def test_every_kind_has_the_requested_size_and_its_special_ids_first(kind, size,
   assert vocabulary.unk_id not in vocabulary.encode(text)
 
 
-def test_a_record_without_a_kind_is_still_read(corpus, tmp_path, capsys):
+def test_record_of_an_older_version_without_a_kind_is_read(corpus, tmp_path, capsys):
   assert run(corpus, tmp_path / "v", "--size=160") == 0
   path = tmp_path / "v" / train_vocabulary.RECORD
   record = json.loads(path.read_text())

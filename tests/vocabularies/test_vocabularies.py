@@ -1,4 +1,4 @@
-"""Vocabularies give back every text, keep special ids out of it, and refuse damaged models."""
+"""Vocabularies decode what they encode, encode no text as special ids, and refuse damaged files."""
 
 import io
 import json
@@ -61,7 +61,7 @@ def test_special_ids_and_sentinels_equal_t5s(pieces):
   assert max(max(ids) for ids in pieces.encode_batch(TEXT)) < 80
 
 
-def test_ids_of_bytes_equal_byt5s():
+def test_ids_of_bytes_equal_byt5():
   byt5 = ByteVocabulary()
   assert byt5.size == 384
   assert byt5.extra_ids == 125
@@ -71,7 +71,7 @@ def test_ids_of_bytes_equal_byt5s():
 
 
 @given(ANY_TEXT)
-def test_bytes_give_back_every_text(text):
+def test_bytes_decode_every_text_exactly(text):
   byt5 = ByteVocabulary()
   well_formed = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
   assert byt5.decode(byt5.encode(text)) == well_formed
@@ -83,7 +83,7 @@ BYT5_SENTINELS = {f"<extra_id_{number}>" for number in range(125)}
 
 
 @given(st.lists(st.one_of(st.text(max_size=8), SENTINEL_TEXTS), max_size=8))
-def test_bytes_give_back_text_with_sentinels(parts):
+def test_bytes_decode_text_with_sentinels_exactly(parts):
   byt5 = ByteVocabulary()
   text = "".join(parts)
   ids = encode_sentinels(byt5, text)
@@ -96,7 +96,7 @@ WORDS_AND_SENTINELS = st.sampled_from([*WORDS, "<extra_id_0>", "<extra_id_7>", "
 
 
 @given(st.lists(WORDS_AND_SENTINELS, max_size=12))
-def test_pieces_give_back_normalised_text_with_sentinels(pieces, words):
+def test_sentencepiece_decodes_text_with_sentinels(pieces, words):
   text = " ".join(words)
   ids = encode_sentinels(pieces, text)
   assert pieces.decode(ids) == text
@@ -105,7 +105,7 @@ def test_pieces_give_back_normalised_text_with_sentinels(pieces, words):
 
 @settings(max_examples=50)
 @given(texts=st.lists(ANY_TEXT, max_size=5))
-def test_texts_are_encoded_alike_in_a_batch_and_never_as_special_ids(pieces, texts):
+def test_batches_equal_single_texts_and_have_no_special_ids(pieces, texts):
   texts = [*texts, "<extra_id_0> </s> <pad> <unk>", ""]
   for vocabulary in (pieces, ByteVocabulary()):
     batch = vocabulary.encode_batch(texts)
@@ -117,23 +117,23 @@ def test_texts_are_encoded_alike_in_a_batch_and_never_as_special_ids(pieces, tex
 
 
 @given(ids=st.lists(st.integers(0, 1000), max_size=20))
-def test_any_id_a_padded_table_can_emit_is_decoded(pieces, ids):
+def test_every_id_of_a_padded_table_can_be_decoded(pieces, ids):
   for vocabulary in (pieces, ByteVocabulary()):
     assert isinstance(vocabulary.decode(ids), str)
     assert vocabulary.decode(np.asarray(ids, np.int32)) == vocabulary.decode([0, *ids, 1, 0])
 
 
-def test_ids_that_are_no_text_are_shown_as_unknown(pieces):
+def test_ids_without_text_are_decoded_as_unknown(pieces):
   assert pieces.decode([1000]) == pieces.decode([2]) == pieces.decode([180])
   assert ByteVocabulary().decode([2, 104 + 3, 500, 0xFF + 3]) == "\ufffdh\ufffd\ufffd"
 
 
-def test_a_negative_id_is_refused(vocabulary):
+def test_negative_id_is_refused(vocabulary):
   with refuses("id -1", f"0..{vocabulary.size - 1}"):
     vocabulary.decode([5, -1])
 
 
-def test_a_loaded_vocabulary_equals_the_saved_one(vocabulary, tmp_path):
+def test_loaded_vocabulary_equals_the_saved_one(vocabulary, tmp_path):
   first = tmp_path / "a" / "b"
   second = tmp_path / "again"
   vocabulary.save(first)
@@ -148,13 +148,13 @@ def test_a_loaded_vocabulary_equals_the_saved_one(vocabulary, tmp_path):
     assert path.read_bytes() == (first / path.name).read_bytes()
 
 
-def test_a_model_file_and_the_name_bytes_are_vocabularies_too(model, pieces, tmp_path):
+def test_vocabulary_can_be_a_model_file_or_the_name_bytes(model, pieces, tmp_path):
   (tmp_path / "spiece.model").write_bytes(model)
   assert vocabularies.load(str(tmp_path / "spiece.model")).fingerprint == pieces.fingerprint
   assert vocabularies.load("bytes").fingerprint == ByteVocabulary().fingerprint
 
 
-def test_fingerprints_tell_kind_model_and_sentinels_apart(model, pieces):
+def test_fingerprints_differ_by_kind_model_and_sentinels(model, pieces):
   other_vocabularies = [
     SentencePieceVocabulary(model, 99),
     SentencePieceVocabulary(sentencepiece_model(vocab_size=70)),
@@ -179,8 +179,8 @@ def test_models_with_other_special_ids_are_refused(options, name):
 
 
 @pytest.mark.parametrize("form", ["\u2581<extra_id_{}>", "<extra_id_{}>"])
-def test_a_model_with_t5s_sentinels_at_its_end_keeps_their_ids(tmp_path, model, form):
-  """As T5X's `cc_all.32000.100extra`, of which sentinel i is the id `size - 1 - i`."""
+def test_sentinels_at_the_end_of_a_model_keep_their_ids(tmp_path, model, form):
+  """In T5X's `cc_all.32000.100extra`, sentinel i has the id `size - 1 - i`."""
   proto = model_proto(model, "test")
   for number in reversed(range(10)):
     proto.pieces.add(piece=form.format(number), score=0.0, type=USER_DEFINED)
@@ -198,7 +198,7 @@ def test_a_model_with_t5s_sentinels_at_its_end_keeps_their_ids(tmp_path, model, 
     assert not set(text_ids) & set(with_sentinels.sentinels)
 
 
-def test_a_model_with_sentinels_among_its_pieces_keeps_their_ids(tmp_path):
+def test_sentinels_among_the_pieces_of_a_model_keep_their_ids(tmp_path):
   symbols = [f"<extra_id_{number}>" for number in range(5)]
   original = SentencePieceVocabulary(sentencepiece_model(user_defined_symbols=symbols))
   original.save(tmp_path)
@@ -215,7 +215,8 @@ def test_a_model_with_sentinels_among_its_pieces_keeps_their_ids(tmp_path):
 
 MANIFEST = vocabularies.MANIFEST
 MODEL = "sentencepiece.model"
-DAMAGED_FILES = {  # file, content (None: no file), part of the message
+# name: (file, its content or None for no file, part of the error)
+DAMAGED_FILES = {
   "no manifest": (MANIFEST, None, "found no vocabulary.json"),
   "no model": (MODEL, None, "sentencepiece.model: cannot be read"),
   "empty manifest": (MANIFEST, b"", "invalid JSON"),
@@ -228,7 +229,7 @@ DAMAGED_FILES = {  # file, content (None: no file), part of the message
 
 
 @pytest.mark.parametrize("case", DAMAGED_FILES)
-def test_a_directory_with_a_damaged_file_is_refused(case, pieces, tmp_path):
+def test_directory_with_a_damaged_file_is_refused(case, pieces, tmp_path):
   pieces.save(tmp_path)
   name, content, message = DAMAGED_FILES[case]
   if content is None:
@@ -239,7 +240,7 @@ def test_a_directory_with_a_damaged_file_is_refused(case, pieces, tmp_path):
     vocabularies.load(str(tmp_path))
 
 
-def test_a_pipe_is_not_read_as_a_manifest(tmp_path):
+def test_pipe_instead_of_a_manifest_is_refused(tmp_path):
   os.mkfifo(tmp_path / MANIFEST)
   with refuses(MANIFEST, "found a pipe, expected a file"):
     vocabularies.load(str(tmp_path))
@@ -263,9 +264,7 @@ KINDS = "expected one of bytes, labels, marian, published, sentencepiece, tokeni
     ("extra_ids", "100", "found extra_ids '100'"),
   ],
 )
-def test_a_manifest_with_a_wrong_value_or_without_it_is_refused(
-  key, value, message, pieces, tmp_path
-):
+def test_manifest_with_a_wrong_or_missing_value_is_refused(key, value, message, pieces, tmp_path):
   pieces.save(tmp_path)
   manifest = json.loads((tmp_path / MANIFEST).read_text())
   manifest[key] = value
@@ -277,7 +276,7 @@ def test_a_manifest_with_a_wrong_value_or_without_it_is_refused(
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model"])
-def test_a_file_that_is_no_model_is_refused(content, tmp_path):
+def test_file_that_is_not_a_model_is_refused(content, tmp_path):
   (tmp_path / "spiece.model").write_bytes(content)
   with refuses("spiece.model: found", "SentencePiece model"):
     vocabularies.load(str(tmp_path / "spiece.model"))
@@ -285,17 +284,17 @@ def test_a_file_that_is_no_model_is_refused(content, tmp_path):
 
 @settings(max_examples=30)
 @given(cut=st.floats(0.01, 0.99))
-def test_a_cut_model_file_is_refused(model, cut):
+def test_truncated_model_is_refused(model, cut):
   with refuses("SentencePiece model"):
     SentencePieceVocabulary(model[: int(len(model) * cut)])
 
 
-def test_a_path_with_nothing_there_is_refused():
+def test_missing_path_is_refused():
   with refuses("vocabulary nowhere: found nothing there"):
     vocabularies.load("nowhere")
 
 
-def test_a_vocabulary_imports_only_the_libraries_of_its_kind():
+def test_vocabulary_imports_only_the_libraries_of_its_kind():
   program = (
     "import sys; from t5x_like import vocabularies; vocabularies.load('bytes').encode('x');"
     "libraries = {'tensorflow', 'tensorflow_datasets', 'sentencepiece', 'tokenizers'};"
@@ -304,7 +303,7 @@ def test_a_vocabulary_imports_only_the_libraries_of_its_kind():
   subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_special_pieces_that_a_model_lacks_are_its_first_sentinels(pieces):
+def test_missing_special_pieces_are_replaced_by_the_first_sentinels(pieces):
   for vocabulary in (pieces, ByteVocabulary()):
     ids = [vocabularies.special_id(vocabulary, name) for name in ("mask", "cls", "sep", "bos")]
     sentinels = list(range(vocabulary.size - vocabulary.extra_ids, vocabulary.size))
@@ -315,36 +314,39 @@ def test_special_pieces_that_a_model_lacks_are_its_first_sentinels(pieces):
 
 
 @pytest.fixture(scope="module")
-def with_pieces():
-  """A vocabulary whose model has pieces of its own for CLS, SEP and MASK."""
+def vocabulary_with_mask():
+  """Return a vocabulary whose model has the pieces CLS, SEP and MASK."""
   return SentencePieceVocabulary(sentencepiece_model(control_symbols=["[CLS]", "[SEP]", "[MASK]"]))
 
 
-def test_special_pieces_of_a_model_are_its_special_ids(with_pieces):
+def test_special_pieces_of_a_model_are_its_special_ids(vocabulary_with_mask):
   for number, name in enumerate(("cls", "sep", "mask"), start=3):
-    assert getattr(with_pieces, f"{name}_id") == number
-    assert vocabularies.special_id(with_pieces, name) == number
-    assert number in with_pieces.special_ids
+    assert getattr(vocabulary_with_mask, f"{name}_id") == number
+    assert vocabularies.special_id(vocabulary_with_mask, name) == number
+    assert number in vocabulary_with_mask.special_ids
 
 
-def test_special_pieces_of_a_model_are_decoded_but_not_encoded(with_pieces):
-  assert not set(with_pieces.encode("[CLS] the [MASK] fox[SEP]")) & with_pieces.special_ids
-  fox = with_pieces.encode("fox")
-  assert with_pieces.decode([3, *fox, 5, *fox, 4, 1]) == "fox [MASK] fox"
-  size = with_pieces.size
+def test_special_pieces_of_a_model_are_decoded_but_not_encoded(vocabulary_with_mask):
+  assert (
+    not set(vocabulary_with_mask.encode("[CLS] the [MASK] fox[SEP]"))
+    & vocabulary_with_mask.special_ids
+  )
+  fox = vocabulary_with_mask.encode("fox")
+  assert vocabulary_with_mask.decode([3, *fox, 5, *fox, 4, 1]) == "fox [MASK] fox"
+  size = vocabulary_with_mask.size
   shown_pieces = ["<pad>", "[CLS]", "<extra_id_0>", f"<{size}?>"]
-  assert with_pieces.pieces_of([0, 3, size - 1, size]) == shown_pieces
+  assert vocabulary_with_mask.pieces_of([0, 3, size - 1, size]) == shown_pieces
 
 
 @pytest.mark.parametrize(
   "name, names", [("mask", ("mask piece", "0 sentinels", "--with_mask")), ("msk", ("'msk'",))]
 )
-def test_a_special_piece_that_is_not_there_is_refused(name, names):
+def test_missing_special_piece_is_refused(name, names):
   with refuses(*names):
     vocabularies.special_id(ByteVocabulary(0), name)
 
 
-def test_pieces_tell_whether_they_start_a_word(pieces):
+def test_starts_word_marks_pieces_that_begin_a_word(pieces):
   ids = pieces.encode("the quick brown fox")
   assert pieces.starts_word.dtype == bool
   assert pieces.starts_word.shape == (pieces.size,)

@@ -1,4 +1,4 @@
-"""Marian's tokenizers give the ids of their SentencePiece models."""
+"""Marian's tokenizers encode sources and targets by their SentencePiece models."""
 
 import json
 
@@ -15,19 +15,19 @@ def directory(tmp_path_factory):
   return published.marian(tmp_path_factory.mktemp("marian") / "files")
 
 
-def numbered(directory, side, text):
-  """The ids of a text without special pieces, by the definition."""
+def expected_ids(directory, side, text):
+  """Return the ids of a text without special pieces, computed from the files."""
   ids = json.loads((directory / "vocab.json").read_text())
   processor = sentencepiece.SentencePieceProcessor(model_file=str(directory / f"{side}.spm"))
   return [ids.get(piece, ids["<unk>"]) for piece in processor.encode(text, out_type=str)]
 
 
-def test_each_side_has_its_model_and_both_have_the_same_ids(directory):
+def test_source_and_target_have_different_models_and_common_ids(directory):
   vocabulary = vocabularies.load(str(directory))
   plain = [text for text in published.HOSTILE if "</s>" not in text and "<pad>" not in text]
   for text in [*plain, "XOF NWORB", "the quick brown fox"]:
-    assert vocabulary.encode(text) == numbered(directory, "source", text)
-    assert vocabulary.for_targets().encode(text) == numbered(directory, "target", text)
+    assert vocabulary.encode(text) == expected_ids(directory, "source", text)
+    assert vocabulary.for_targets().encode(text) == expected_ids(directory, "target", text)
   assert vocabulary.encode("the quick brown fox") != vocabulary.for_targets().encode(
     "the quick brown fox"
   )
@@ -43,17 +43,17 @@ def test_each_side_has_its_model_and_both_have_the_same_ids(directory):
   )
 
 
-def test_pieces_that_older_files_add_are_special(directory, tmp_path):
+def test_pieces_of_added_tokens_json_are_special(directory, tmp_path):
   for file in directory.iterdir():
     (tmp_path / file.name).write_bytes(file.read_bytes())
   (tmp_path / "added_tokens.json").write_text('{">>fra<<": 2}')
   vocabulary = vocabularies.load(str(tmp_path))
-  the = numbered(directory, "source", "the ")
-  fox = numbered(directory, "source", " fox")
+  the = expected_ids(directory, "source", "the ")
+  fox = expected_ids(directory, "source", " fox")
   assert vocabulary.encode("the >>fra<< fox") == [*the, 2, *fox]
 
 
-def test_words_begin_at_the_mark_of_a_space(directory):
+def test_words_begin_at_sentencepieces_space_mark(directory):
   vocabulary = vocabularies.load(str(directory))
   for encoder, text in (
     (vocabulary, "the quick brown fox"),
@@ -65,28 +65,28 @@ def test_words_begin_at_the_mark_of_a_space(directory):
   assert vocabulary.bytes_of([vocabulary.eos_id, vocabulary.unk_id]) == [b"", "\ufffd".encode()]
 
 
-def test_special_pieces_and_codes_of_languages_are_pieces(directory):
+def test_special_pieces_and_language_codes_are_encoded_as_pieces(directory):
   vocabulary = vocabularies.load(str(directory))
-  the = numbered(directory, "source", "the ")
-  fox = numbered(directory, "source", " fox")
+  the = expected_ids(directory, "source", "the ")
+  fox = expected_ids(directory, "source", " fox")
   assert vocabulary.encode("the </s> fox") == [*the, 0, *fox]
   assert vocabulary.encode(">>deu<< fox") == [3, *fox]
   assert vocabulary.encode(">>xyz<< fox") == [1, *fox]
-  assert vocabulary.encode("the >>deu<<") == numbered(directory, "source", "the >>deu<<")
+  assert vocabulary.encode("the >>deu<<") == expected_ids(directory, "source", "the >>deu<<")
   text_only = vocabulary.with_text_only()
-  assert text_only.encode("the </s> fox") == numbered(directory, "source", "the </s> fox")
+  assert text_only.encode("the </s> fox") == expected_ids(directory, "source", "the </s> fox")
   assert not text_only.specials_in_text
   assert text_only.fingerprint != vocabulary.fingerprint
 
 
-def test_a_saved_vocabulary_is_the_same_and_brings_its_files(directory, tmp_path):
+def test_saved_vocabulary_is_equal_and_exports_the_original_files(directory, tmp_path):
   vocabulary = vocabularies.load(str(directory))
   vocabulary.save(tmp_path)
-  again = vocabularies.load(str(tmp_path))
-  assert again.fingerprint == vocabulary.fingerprint
-  assert again.for_targets().encode("XOF") == vocabulary.for_targets().encode("XOF")
+  loaded = vocabularies.load(str(tmp_path))
+  assert loaded.fingerprint == vocabulary.fingerprint
+  assert loaded.for_targets().encode("XOF") == vocabulary.for_targets().encode("XOF")
   files = ("source.spm", "target.spm", "vocab.json", "tokenizer_config.json")
-  assert again.export_files() == {name: (directory / name).read_bytes() for name in files}
+  assert loaded.export_files() == {name: (directory / name).read_bytes() for name in files}
 
 
 @pytest.mark.parametrize(

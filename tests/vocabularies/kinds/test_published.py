@@ -1,4 +1,4 @@
-"""Published tokenizers keep their ids in every form of their files."""
+"""Published tokenizers have the same ids when loaded from any of their files, saved or exported."""
 
 import json
 import shutil
@@ -38,9 +38,11 @@ def loaded(directories):
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
-def test_byt5s_sentinels_are_the_last_bytes(tmp_path, file):
-  """As `transformers`' page of ByT5 masks: "The dog [258]a ball [257]park." Its directory has no
-  file of pieces."""
+def test_sentinels_of_byt5_are_the_last_bytes(tmp_path, file):
+  """As in the documentation of `transformers`: "The dog [258]a ball [257]park."
+
+  The directory of ByT5 has no file of pieces.
+  """
   (tmp_path / file).write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer", "model_type": "t5"}))
   vocabulary = vocabularies.load(str(tmp_path))
   text = "Thé dog <extra_id_0>a ball <extra_id_1>park."
@@ -57,7 +59,8 @@ def test_byt5s_sentinels_are_the_last_bytes(tmp_path, file):
   assert vocabulary.fingerprint != vocabularies.load("bytes").fingerprint
 
 
-SPECIAL = {  # pad, bos, eos, unk, mask, cls, sep, and what an encoder-decoder's decoder starts with
+# Ids of pad, bos, eos, unk, mask, cls and sep, and the first decoder token of encoder-decoders.
+SPECIAL_IDS = {
   "gpt2": (None, 0, 0, 0, None, None, None, 0),
   "roberta": (1, 0, 2, 3, 4, 0, 2, 1),
   "bart": (1, 0, 2, 3, 4, 0, 2, 2),
@@ -69,7 +72,7 @@ SPECIAL = {  # pad, bos, eos, unk, mask, cls, sep, and what an encoder-decoder's
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_ids_are_the_tokenizers_own(loaded, kind):
+def test_special_ids_equal_the_tokenizers(loaded, kind):
   names = (
     "pad_id",
     "bos_id",
@@ -80,15 +83,15 @@ def test_special_ids_are_the_tokenizers_own(loaded, kind):
     "sep_id",
     "decoder_start_id",
   )
-  assert tuple(getattr(loaded[kind], name) for name in names) == SPECIAL[kind]
+  assert tuple(getattr(loaded[kind], name) for name in names) == SPECIAL_IDS[kind]
   assert loaded[kind].extra_ids == (100 if kind == "t5" else 0)
   ids = {loaded[kind].pad_id, loaded[kind].mask_id} - {None}
   assert ids <= loaded[kind].special_ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_older_files_enclose_a_text_as_their_classes_do(loaded, kind):
-  _, bos, eos, _, _, cls, sep, _ = SPECIAL[kind]
+def test_older_files_enclose_a_text_as_their_tokenizer_classes_do(loaded, kind):
+  _, bos, eos, _, _, cls, sep, _ = SPECIAL_IDS[kind]
   expected = {
     "roberta": ([bos], [eos]),
     "bart": ([bos], [eos]),
@@ -98,7 +101,7 @@ def test_older_files_enclose_a_text_as_their_classes_do(loaded, kind):
   assert loaded[kind].enclosing_ids() == expected.get(kind, ([] if kind == "gpt2" else [bos], []))
 
 
-def test_special_pieces_that_no_file_of_xlm_roberta_names(tmp_path):
+def test_special_pieces_of_xlm_roberta_are_found_without_a_file_that_names_them(tmp_path):
   published.byte_level(published.BART).save(str(tmp_path / "tokenizer.json"))
   (tmp_path / "config.json").write_text(
     '{"model_type": "xlm-roberta", "bos_token_id": 0, "eos_token_id": 2}'
@@ -110,8 +113,8 @@ def test_special_pieces_that_no_file_of_xlm_roberta_names(tmp_path):
   assert vocabulary.pad_id == 1
 
 
-def pipeline(kind, directory) -> Tokenizer:
-  """The tokenizer of a directory put together with the library's own objects."""
+def build_reference_tokenizer(kind, directory) -> Tokenizer:
+  """Return the tokenizer of a directory, built from objects of the tokenizers library."""
   if kind in ("gpt2", "roberta", "bart"):
     tokenizer = Tokenizer(
       models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
@@ -122,10 +125,8 @@ def pipeline(kind, directory) -> Tokenizer:
     tokenizer = Tokenizer(
       models.WordPiece.from_file(str(directory / "vocab.txt"), unk_token="[UNK]")
     )
-    tokenizer.normalizer, tokenizer.pre_tokenizer = (
-      normalizers.BertNormalizer(),
-      pre_tokenizers.BertPreTokenizer(),
-    )
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     specials = ["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"]
   tokenizer.decoder = decoders.ByteLevel()
   tokenizer.add_special_tokens(
@@ -135,18 +136,16 @@ def pipeline(kind, directory) -> Tokenizer:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "roberta", "bart", "bert"])
-def test_text_files_make_the_librarys_tokenizer(directories, loaded, kind):
-  tokenizer = pipeline(kind, directories[kind])
+def test_ids_from_text_files_equal_the_tokenizers_library(directories, loaded, kind):
+  tokenizer = build_reference_tokenizer(kind, directories[kind])
   for text in published.HOSTILE:
-    assert loaded[kind].encode(text) == tokenizer.encode(text, add_special_tokens=False).ids, repr(
-      text
-    )
+    expected = tokenizer.encode(text, add_special_tokens=False).ids
+    assert loaded[kind].encode(text) == expected, repr(text)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "t5"])
-def test_sentencepiece_files_give_sentencepieces_ids(directories, loaded, kind):
-  """On text without special spellings, odd spaces and characters that normalisers treat
-  differently."""
+def test_ids_from_sentencepiece_files_equal_sentencepiece(directories, loaded, kind):
+  """The texts have no special pieces, unusual spaces or characters that need normalisation."""
   import sentencepiece
 
   processor = sentencepiece.SentencePieceProcessor()
@@ -154,7 +153,7 @@ def test_sentencepiece_files_give_sentencepieces_ids(directories, loaded, kind):
     b"".join(path.read_bytes() for path in directories[kind].glob("*.model"))
   )
   texts = [*published.LINES[:50], "the quick fox, wizards' jugs", "naïve 世界", "zebra & yak"]
-  if kind != "t5":  # these spell what is in no piece as bytes
+  if kind != "t5":  # the others encode unknown characters as bytes
     texts += ["\U0001f600 \u05e9", "x" * 50]
   for text in texts:
     assert loaded[kind].encode(text) == processor.encode(text), repr(text)
@@ -163,7 +162,7 @@ def test_sentencepiece_files_give_sentencepieces_ids(directories, loaded, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40)
 @given(texts=st.lists(TEXT, max_size=4))
-def test_batches_and_saved_copies_give_the_same_ids(loaded, saved, kind, texts):
+def test_batches_and_saved_copies_have_the_same_ids(loaded, saved, kind, texts):
   original = loaded[kind]
   saved_copy = saved[kind]
   assert saved_copy.fingerprint == original.fingerprint
@@ -180,14 +179,14 @@ def test_batches_and_saved_copies_give_the_same_ids(loaded, saved, kind, texts):
   )
 
 
-def test_olmo2_keeps_its_words_under_the_class_of_gpt2(tmp_path):
-  described = json.loads(published.byte_level(["<|endoftext|>"]).to_str())
+def test_olmo2_uses_its_pre_tokenizer_despite_the_class_of_gpt2(tmp_path):
+  tokenizer_json = json.loads(published.byte_level(["<|endoftext|>"]).to_str())
   digits = {"type": "Digits", "individual_digits": True}
-  described["pre_tokenizer"] = {
+  tokenizer_json["pre_tokenizer"] = {
     "type": "Sequence",
-    "pretokenizers": [digits, described["pre_tokenizer"]],
+    "pretokenizers": [digits, tokenizer_json["pre_tokenizer"]],
   }
-  (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+  (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json))
   (tmp_path / "tokenizer_config.json").write_text(
     '{"eos_token": "<|endoftext|>", "tokenizer_class": "GPT2Tokenizer"}'
   )
@@ -203,7 +202,7 @@ def test_olmo2_keeps_its_words_under_the_class_of_gpt2(tmp_path):
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_a_special_piece_without_a_vector_is_left_out(directories, tmp_path, special):
+def test_special_piece_beyond_the_models_vocabulary_is_left_out(directories, tmp_path, special):
   shutil.copytree(directories["gpt2"], tmp_path / "gpt2")
   (tmp_path / "gpt2" / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 360}')
   added = {
@@ -227,7 +226,7 @@ def saved(loaded, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_way_back_brings_the_files_unchanged(directories, saved, kind):
+def test_export_has_the_original_files(directories, saved, kind):
   exported = saved[kind].export_files()
   original = {
     path.name: path.read_bytes()
@@ -240,14 +239,14 @@ def test_the_way_back_brings_the_files_unchanged(directories, saved, kind):
 
 @pytest.mark.parametrize("kind", ["gpt2", "roberta", "llama", "gemma2"])
 def test_byte_level_vocabularies_restore_text(loaded, kind):
-  """What is spelled in bytes is restored, except for special pieces."""
+  """Texts without special pieces are decoded exactly."""
   for text in ("the quick  fox ", "\U0001f469\u200d世界 e\u0301", "\tx\n"):
     assert loaded[kind].decode(loaded[kind].encode(text)) == text
   lone = "a\ud800b"
   assert loaded[kind].decode(loaded[kind].encode(lone)) == "a\ufffdb"
 
 
-def test_special_spellings_are_pieces_unless_the_config_splits_them(directories, tmp_path):
+def test_special_pieces_in_a_text_are_ids_unless_the_config_splits_them(directories, tmp_path):
   path = published.write(tmp_path / "split", "gpt2")
   (path / "tokenizer_config.json").write_text(json.dumps({"split_special_tokens": True}))
   split = vocabularies.load(str(path))
@@ -260,32 +259,36 @@ def test_special_spellings_are_pieces_unless_the_config_splits_them(directories,
   default.with_text_only().save(tmp_path / "saved")
   saved = vocabularies.load(str(tmp_path / "saved"))
   assert saved.encode(text) == split.encode(text)
-  shutil.copytree(directories["gpt2"], tmp_path / "back")
+  shutil.copytree(directories["gpt2"], tmp_path / "exported")
   for name, data in saved.export_files().items():
-    (tmp_path / "back" / name).write_bytes(data)
-  assert vocabularies.load(str(tmp_path / "back")).encode(text) == split.encode(text)
+    (tmp_path / "exported" / name).write_bytes(data)
+  assert vocabularies.load(str(tmp_path / "exported")).encode(text) == split.encode(text)
 
 
-def test_a_tokenizer_json_of_an_unknown_class_is_used_unchanged(tmp_path):
+def test_tokenizer_json_of_an_unknown_class_is_used_unchanged(tmp_path):
   tokenizer = published.byte_level([])
   tokenizer.normalizer = normalizers.Lowercase()
   tokenizer.add_special_tokens(["<|begin|>", "<|end|>", "<|fill|>"])
   tokenizer.add_tokens([AddedToken("quick fox", normalized=False)])
   tokenizer.save(str(tmp_path / "tokenizer.json"))
-  named = {"bos_token": "<|begin|>", "eos_token": {"content": "<|end|>"}, "pad_token": "<|end|>"}
+  special_tokens = {
+    "bos_token": "<|begin|>",
+    "eos_token": {"content": "<|end|>"},
+    "pad_token": "<|end|>",
+  }
   (tmp_path / "tokenizer_config.json").write_text(
-    json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named)
+    json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | special_tokens)
   )
   vocabulary = vocabularies.load(str(tmp_path))
   assert isinstance(vocabulary, PublishedVocabulary)
   assert vocabulary.bos_id == 360
   assert vocabulary.eos_id == 361
-  assert vocabulary.pad_id is None  # EOS is no padding
+  assert vocabulary.pad_id is None  # EOS is not used as padding
   for text in ("The QUICK fox <|fill|>", "quick fox<|end|>"):
     assert vocabulary.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def test_sentinels_are_taken_from_unused_pieces(directories):
+def test_unused_pieces_can_be_sentinels(directories):
   vocabulary = vocabularies.load(str(directories["gemma2"]), sentinels="<unused{}>")
   assert vocabulary.extra_ids == 40
   assert vocabulary.sentinels == tuple(range(vocabulary.sentinels[0], vocabulary.sentinels[0] + 40))
@@ -299,7 +302,7 @@ def test_sentinels_are_taken_from_unused_pieces(directories):
 @pytest.mark.parametrize(
   "sentinels, names", [("<spare{}>", ("'<spare0>'", "<unused{}>")), ("unused", ("unused", "{}"))]
 )
-def test_sentinels_of_pieces_that_are_not_there_are_refused(sentinels, names, directories):
+def test_missing_sentinel_pieces_are_refused(sentinels, names, directories):
   with refuses(*names):
     vocabularies.load(str(directories["gemma2"]), sentinels=sentinels)
 
@@ -327,9 +330,8 @@ def test_damaged_files_are_refused(tmp_path, kind, file, content, names):
     vocabularies.load(str(path))
 
 
-def test_pieces_of_deberta_v3_alone_are_a_tokenizer_to_save_again(tmp_path):
-  """Its files on the Hub have no `tokenizer.json`; the data of a recipe are of another
-  vocabulary."""
+def test_directory_with_only_the_pieces_of_deberta_v3_is_refused_with_a_remedy(tmp_path):
+  """Its files on the Hub have no `tokenizer.json`, and must not be ignored either."""
   (tmp_path / "spm.model").write_bytes(published.t5())
   (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
   assert vocabularies.has_tokenizer(tmp_path)
@@ -337,7 +339,7 @@ def test_pieces_of_deberta_v3_alone_are_a_tokenizer_to_save_again(tmp_path):
     vocabularies.load(str(tmp_path))
 
 
-def test_a_tokenizer_without_an_end_is_refused(tmp_path):
+def test_tokenizer_without_an_eos_token_is_refused(tmp_path):
   published.byte_level([]).save(str(tmp_path / "tokenizer.json"))
   with refuses("eos_token", "tokenizer_config.json"):
     vocabularies.load(str(tmp_path))
@@ -386,33 +388,30 @@ PADDINGS = [
 TRUNCATION = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
 
 
-def with_post_processor(directory, tmp_path, **changes):
-  """The directory of a RoBERTa whose `tokenizer.json` has a post-processor and changes of a
-  test's."""
+def load_with_post_processor(directory, tmp_path, **changes):
+  """Return a RoBERTa vocabulary whose `tokenizer.json` has a post-processor and some changes."""
   shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
-  described = json.loads(vocabularies.load(str(directory)).model)
+  tokenizer_json = json.loads(vocabularies.load(str(directory)).model)
   ends = {"sep": ["</s>", 2], "cls": ["<s>", 0]}
-  described["post_processor"] = {
+  tokenizer_json["post_processor"] = {
     "type": "RobertaProcessing",
     **ends,
     "trim_offsets": True,
     "add_prefix_space": False,
   }
-  (tmp_path / "tokenizer.json").write_text(json.dumps(described | changes))
+  (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json | changes))
   return vocabularies.load(str(tmp_path))
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_padding_and_truncation_of_the_last_call_are_no_part_of_a_text(
-  directories, loaded, tmp_path, padding
-):
+def test_saved_padding_and_truncation_are_ignored(directories, loaded, tmp_path, padding):
   padding = {
     "pad_id": 1,
     "pad_type_id": 0,
     "pad_token": "<pad>",
     "pad_to_multiple_of": None,
   } | padding
-  vocabulary = with_post_processor(
+  vocabulary = load_with_post_processor(
     directories["roberta"], tmp_path, padding=padding, truncation=TRUNCATION
   )
   assert vocabulary.enclosing_ids() == ([0], [2])
@@ -421,20 +420,20 @@ def test_padding_and_truncation_of_the_last_call_are_no_part_of_a_text(
     assert vocabulary.encode(text) == loaded["roberta"].encode(text)
 
 
-def test_a_tokenizer_without_a_piece_for_a_has_its_start_before_the_text(directories, tmp_path):
-  described = json.loads(vocabularies.load(str(directories["roberta"])).model)
-  model = described["model"]
+def test_enclosing_ids_are_found_without_a_piece_for_the_letter_a(directories, tmp_path):
+  tokenizer_json = json.loads(vocabularies.load(str(directories["roberta"])).model)
+  model = tokenizer_json["model"]
   vocab = {("\u0251" if piece == "a" else piece): i for piece, i in model["vocab"].items()}
   merges = [pair for pair in model["merges"] if "a" not in pair]
   model = model | {"vocab": vocab, "merges": merges, "unk_token": None}
-  vocabulary = with_post_processor(directories["roberta"], tmp_path, model=model)
+  vocabulary = load_with_post_processor(directories["roberta"], tmp_path, model=model)
   assert vocabulary.encode("a") == []
   assert vocabulary.enclosing_ids() == ([0], [2])
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_a_piece_longer_than_sentencepiece_takes_is_refused(directories, tmp_path, kind):
-  """The tokenizers library would need time with the square of its length."""
+def test_pieces_longer_than_sentencepieces_limit_are_refused(directories, tmp_path, kind):
+  """The tokenizers library would take quadratic time."""
   for path in directories[kind].iterdir():
     data = path.read_bytes()
     if path.suffix == ".model":
@@ -446,10 +445,10 @@ def test_a_piece_longer_than_sentencepiece_takes_is_refused(directories, tmp_pat
     vocabularies.load(str(tmp_path))
 
 
-def test_a_long_piece_of_a_unigram_tokenizer_json_is_refused(loaded, tmp_path):
-  described = json.loads(loaded["t5"].model)
-  described["model"]["vocab"].append(["ab" * 4000, -50.0])
-  (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+def test_long_piece_of_a_unigram_tokenizer_json_is_refused(loaded, tmp_path):
+  tokenizer_json = json.loads(loaded["t5"].model)
+  tokenizer_json["model"]["vocab"].append(["ab" * 4000, -50.0])
+  (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json))
   (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
   with refuses("found a piece of 8000 bytes"):
     vocabularies.load(str(tmp_path))

@@ -1,4 +1,4 @@
-"""WordPiece and byte-level BPE vocabularies restore hostile Unicode texts."""
+"""Trained WordPiece and byte-level BPE vocabularies handle hostile Unicode texts and files."""
 
 import base64
 import json
@@ -48,7 +48,7 @@ def lowercase():
 
 
 @pytest.mark.parametrize("kind", train_tokenizer.KINDS)
-def test_ids_lie_where_documented(trained, kind, tmp_path):
+def test_special_ids_and_sentinels_are_as_documented(trained, kind, tmp_path):
   vocabulary = trained[kind]
   assert vocabulary.size == {"wordpiece": 220, "bytelevel_bpe": 400}[kind]
   assert vocabulary.extra_ids == 100
@@ -80,8 +80,8 @@ def test_ids_lie_where_documented(trained, kind, tmp_path):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text_is_restored_and_has_no_special_ids(trained, name):
-  """Byte-level BPE gives back every text; WordPiece makes ids of it that are no special ones."""
+def test_hostile_texts_are_encoded_without_special_ids(trained, name):
+  """Byte-level BPE also decodes them exactly."""
   text = HOSTILE[name]
   assert trained["bytelevel_bpe"].decode(trained["bytelevel_bpe"].encode(text)) == text
   for vocabulary in trained.values():
@@ -100,7 +100,7 @@ def test_hostile_text_is_restored_and_has_no_special_ids(trained, name):
     max_size=80,
   )
 )
-def test_a_long_text_has_the_same_ids_when_encoded_in_pieces(trained, lowercase, text):
+def test_long_texts_have_the_same_ids_when_encoded_in_parts(trained, lowercase, text):
   for vocabulary in (*trained.values(), lowercase):
     whole = vocabulary.encode(text)
     with pytest.MonkeyPatch.context() as patch:
@@ -112,7 +112,7 @@ def test_a_long_text_has_the_same_ids_when_encoded_in_pieces(trained, lowercase,
       ]
 
 
-def test_texts_are_cut_only_where_it_makes_no_difference(trained, tmp_path, monkeypatch):
+def test_texts_are_divided_only_where_ids_do_not_change(trained, tmp_path, monkeypatch):
   monkeypatch.setattr(tokenizers_kind, "_MAX_ENCODED", 3)
   calls = []
   for vocabulary in trained.values():
@@ -126,16 +126,18 @@ def test_texts_are_cut_only_where_it_makes_no_difference(trained, tmp_path, monk
     vocabulary.encode("lazy fox jumps")
   assert calls == [["lazy"], [" fox"], [" jumps"]] * 2
 
-  def prefixed(data):
+  def add_prefix_space(data):
     data["pre_tokenizer"]["add_prefix_space"] = True
 
-  vocabulary = TokenizerVocabulary(edit_tokenizer(trained["bytelevel_bpe"], tmp_path, prefixed))
+  vocabulary = TokenizerVocabulary(
+    edit_tokenizer(trained["bytelevel_bpe"], tmp_path, add_prefix_space)
+  )
   assert vocabulary.decode(vocabulary.encode("lazy fox jumps")) == " lazy fox jumps"
 
 
 @settings(max_examples=60)
 @given(st.text(st.characters(exclude_categories=[]), max_size=60))
-def test_any_text_comes_back_from_byte_level(trained, text):
+def test_byte_level_decodes_every_text_exactly(trained, text):
   vocabulary = trained["bytelevel_bpe"]
   assert vocabulary.decode(vocabulary.encode(text)) == text.encode(
     "utf-16-le", "surrogatepass"
@@ -143,13 +145,13 @@ def test_any_text_comes_back_from_byte_level(trained, text):
 
 
 @given(st.lists(st.integers(0, 500), max_size=20))
-def test_any_id_is_decoded(trained, ids):
+def test_every_id_can_be_decoded(trained, ids):
   for vocabulary in trained.values():
     assert isinstance(vocabulary.decode(ids), str)
     assert len(vocabulary.pieces_of(ids)) == len(ids)
 
 
-def test_words_start_where_they_do(trained):
+def test_starts_word_marks_the_beginnings_of_words(trained):
   for kind, text, count in (
     ("wordpiece", "the zebra, fox", 4),
     ("bytelevel_bpe", "the zebra, fox", 2),
@@ -168,7 +170,7 @@ def edit_tokenizer(vocabulary, tmp_path, edit) -> bytes:
   return json.dumps(data).encode()
 
 
-def swap_pad(data):
+def swap_pad_and_eos(data):
   ids = data["model"]["vocab"]
   ids["[PAD]"], ids["</s>"] = 1, 0
   for token in data["added_tokens"]:
@@ -176,43 +178,43 @@ def swap_pad(data):
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"model": 3}', b"\xff\0"])
-def test_files_that_are_no_tokenizer_are_refused(data):
+def test_files_that_are_not_tokenizers_are_refused(data):
   with refuses("x.json", f"{len(data)} bytes", "tokenizer"):
     TokenizerVocabulary(data, origin="x.json")
 
 
-def test_padding_elsewhere_than_0_is_refused(trained, tmp_path):
+def test_padding_id_other_than_0_is_refused(trained, tmp_path):
   with refuses("padding at id 1", "'</s>' at id 0"):
-    TokenizerVocabulary(edit_tokenizer(trained["wordpiece"], tmp_path, swap_pad))
+    TokenizerVocabulary(edit_tokenizer(trained["wordpiece"], tmp_path, swap_pad_and_eos))
 
 
 @pytest.mark.parametrize("size, kind", [(5000, "wordpiece"), (100, "bytelevel_bpe")])
-def test_sizes_that_the_text_cannot_fill_are_refused(size, kind):
+def test_unreachable_sizes_are_refused(size, kind):
   with refuses(f"found {size} ids"):
     train_tokenizer.train(LINES, size=size, kind=kind)
 
 
-def replacement(pattern, content):
-  """Return a step of a tokenizer that replaces a pattern."""
+def replace_step(pattern, content):
+  """Return the JSON of a tokenizer's step that replaces a pattern."""
   return {"type": "Replace", "pattern": pattern, "content": content}
 
 
 CHARSMAP = base64.b64encode(bytes(4) + b"x" * 200).decode()
-TWENTYFOLD = replacement({"String": "a"}, "a" * 20)
+TWENTYFOLD = replace_step({"String": "a"}, "a" * 20)
 
 
 @pytest.mark.parametrize("key", ["normalizer", "decoder"])
 @pytest.mark.parametrize(
   "steps",
   [
-    [replacement({"String": "a"}, "a" * 101)],
+    [replace_step({"String": "a"}, "a" * 101)],
     [TWENTYFOLD, TWENTYFOLD],
-    [{"type": "Sequence", "normalizers": [replacement({"Regex": "a*"}, "b" * 300)]}],
-    [replacement({"Regex": ""}, "ab")] * 5,
+    [{"type": "Sequence", "normalizers": [replace_step({"Regex": "a*"}, "b" * 300)]}],
+    [replace_step({"Regex": ""}, "ab")] * 5,
     [{"type": "Precompiled", "precompiled_charsmap": CHARSMAP}],
   ],
 )
-def test_a_file_that_multiplies_text_is_refused(tmp_path, steps, key):
+def test_tokenizer_that_multiplies_text_is_refused(tmp_path, steps, key):
   parts = {"normalizer": "normalizers", "decoder": "decoders"}
   model = {
     "type": "WordLevel",
@@ -230,7 +232,7 @@ def test_a_file_that_multiplies_text_is_refused(tmp_path, steps, key):
     vocabularies.load(str(tmp_path))
 
 
-def test_a_sentencepiece_model_that_multiplies_text_is_refused():
+def test_sentencepiece_model_that_multiplies_text_is_refused():
   table = bytes(4) + b"x" * 200 + b"\0"
   with refuses("a model", "200 characters of one"):
     _growth.check_charsmap(table, "a model")
