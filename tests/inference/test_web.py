@@ -183,6 +183,8 @@ global.fetch = async (url, options) => {
 };
 PAGE
 const wait = milliseconds => new Promise(done => setTimeout(done, milliseconds));
+const until = async condition => { while (!condition()) await wait(1); };
+const isIdle = () => element("send").textContent === "Send";
 const submit = text => { element("text").value = text; element("form").listeners.submit({preventDefault() {}}); };
 const actions = () => element("turns").children.filter(turn => turn.className === "actions");
 const press = name => {
@@ -190,29 +192,29 @@ const press = name => {
   buttons.find(button => button.textContent === name).listeners.click();
 };
 (async () => {
-  await wait(20);
+  await until(isIdle);
   STEPS
   process.exit(0);
 })();
 """
 RESET = """
   submit("first");
-  await wait(30);
+  await until(() => requests.length === 1);
   element("reset").listeners.click();
   submit("second");
-  await wait(300);
+  await until(isIdle);
   submit("third");
-  await wait(20);
+  await until(() => requests.length === 3);
   console.log(JSON.stringify(requests.map(messages => messages.map(message => message.role))));
 """
 COPY_AND_AGAIN = """
   submit("first");
-  await wait(300);
+  await until(isIdle);
   submit("second");
-  await wait(300);
+  await until(isIdle);
   press("Copy");
   press("Again");
-  await wait(300);
+  await until(isIdle);
   const shown = element("turns").children.filter(turn => /assistant/.test(turn.className));
   console.log(JSON.stringify({
     requests: requests.map(messages => messages.map(message => message.content.trim().slice(0, 6))),
