@@ -165,6 +165,14 @@ _NUMBER = re.compile(
 _MARK = re.compile(r"####\s*")
 _MINUS_BEFORE_SPACE = re.compile(r"((?:=|####)\s*)-\s+(?=[$.0-9])")
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}")
+# 6.02 × 10^{23}, as people and LaTeX write it, and the exponent of a unit, as in m^2
+_POWER = r"10(?:\^|\*\*)\{?([+-]?[0-9]{1,3})\}?(?!\w|\.[0-9])"
+_SCIENTIFIC = re.compile(rf"(?<=[0-9])\s?(?:[x*\u00d7\u00b7]|\\times|\\cdot)\s?{_POWER}")
+_POWER_OF_TEN = re.compile(rf"(?<![\w.^]){_POWER}")
+_UNIT_EXPONENT = re.compile(r"(?<=[^\W\d])\^\{?-?[0-9]\}?")
+_SUPERSCRIPTS = re.compile(
+  "(?<![0-9.])10([\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]{1,3})"
+)
 _LATEX_GROUPS = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,;: ])(?=[0-9]{3})")
 _SPELLINGS = str.maketrans(
   {
@@ -186,7 +194,8 @@ def final_number(text: str) -> str | None:
   Currency signs, separators of thousands and redundant zeros are removed: `"… it is $1,050.00."` ->
   `"1050"`. Digits, signs and spaces of other scripts and of typesetting are read as those of ASCII.
   A fraction is its value, `"2/5"` -> `"0.4"`, `"1/3"` -> `"1/3"`; the percent sign is no part of a
-  number. The result is None without a number.
+  number. `6.02 × 10^23` is one number; other powers are not computed. The result is None without a
+  number.
   """
   text = _to_ascii_numbers(text)
   for mark in _MARK.finditer(text):
@@ -206,16 +215,21 @@ def is_number(text: str) -> bool:
 def _to_ascii_numbers(text: str) -> str:
   """Spell the digits, signs, fractions and spaces of a text's numbers in ASCII and U+00A0."""
   if not text.isascii():
+    text = _SUPERSCRIPTS.sub(lambda match: f"10^{unicodedata.normalize('NFKC', match[1])}", text)
     characters = []
     for character in text:
       if character.isdecimal():
         character = str(unicodedata.decimal(character))
       elif unicodedata.decomposition(character).startswith("<fraction>"):
-        character = " " + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+        fraction = unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+        character = fraction if characters and characters[-1].isspace() else f" {fraction}"
       characters.append(character)
     text = "".join(characters).replace("\u2044", "/").translate(_SPELLINGS)
   text = text.replace("\\$", "$")
   text = _LATEX_FRACTION.sub(r"\1/\2", text)
+  text = _SCIENTIFIC.sub(r"e\1", text)
+  text = _POWER_OF_TEN.sub(r"1e\1", text)
+  text = _UNIT_EXPONENT.sub("", text)
   text = _LATEX_GROUPS.sub(",", text)
   return _MINUS_BEFORE_SPACE.sub(r"\1-", text)
 
