@@ -194,7 +194,7 @@ def test_any_form_of_an_answer_is_right(answer, text, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "answer", [None, True, [], [None], "", {"id": 1}, ["a", {"x": 1}], [False]]
+  "answer", [None, True, [], [None], "", {"id": 1}, ["a", {"x": 1}], [False], [None, "a"]]
 )
 def test_an_unusable_answer_is_named_by_its_line(answer, tmp_path):
   rows = [{"context": "Q", "answer": "a"}, {"context": "Q", "answer": answer}]

@@ -372,6 +372,19 @@ def test_references_beside_an_unknown_key_are_refused(refusal, key):
   assert f"found the references' own values in 'answer', but '{key}' could be" in output
 
 
+def test_sentences_of_the_references_under_another_key_are_refused(refusal):
+  references = [row | {"answer": f"Two and two. {row['answer']}"} for row in SUMS]
+  rows = [{"output": row["answer"], "llm": "#### 99"} for row in references]
+  output = refusal("gsm8k", ("r.jsonl", jsonl(references)), ("p.jsonl", jsonl(rows)))
+  assert "found the references' own values in 'output', but 'llm' could be" in output
+
+
+def test_ids_inside_of_objects_are_refused(refusal):
+  rows = [{"meta": {"idx": row["id"]}, "answer": row["answer"]} for row in SUMS[::-1]]
+  output = refusal("gsm8k", ("r.jsonl", jsonl(SUMS)), ("p.jsonl", jsonl(rows)))
+  assert "found an id in 'meta.idx', expected 'idx' beside the prediction" in output
+
+
 @pytest.mark.parametrize("beside", [{}, {"question": "q"}, {"answer_score": 0.5}])
 def test_correct_answers_beside_facts_are_scored(score, beside):
   rows = [row | beside for row in SUMS]

@@ -45,6 +45,7 @@ _FORMATS = {
   ".conll": "conll",
 }
 _FORMATS |= dict.fromkeys((".txt", ".lst"), "lines")
+_SENTENCE_WORDS = 3  # equal texts of so many words are copies, equal labels may be right answers
 # The beginning of a JSON object, or of an array of objects, arrays or strings.
 _JSON_START = re.compile(r'\{\s*"[^"]*"\s*:|\[\s*(?:\{\s*"|\[|"[^"]*"\s*,)')
 Row = tuple[str, Any]  # the location in the file, and a record or a plain value
@@ -270,22 +271,28 @@ def refuse_references(path: str, values: Sequence[Any], references: Sequence[Any
     references: each example's record in the references.
 
   Raises:
-    UserError: all values are those of the same key in the references, the key does not name a
-      prediction, and the file has keys that neither the references have nor name a fact.
+    UserError: all values are those of the same key in the references, or of any key if they are
+      sentences; the file's key does not name a prediction, and it has keys that neither the
+      references have nor name a fact.
   """
-  if not all(isinstance(reference, dict) for reference in references):
+  if not references or not all(isinstance(reference, dict) for reference in references):
     return
-  pairs = list(zip(values, references))
-  keys = [key for key in VALUES if all(key in row and row[key] == value for value, row in pairs)]
+  if file_format(path) not in ("jsonl", "json", "csv", "tsv"):
+    return
+  are_sentences = all(len(str(value).split()) >= _SENTENCE_WORDS for value in values)
+  keys = [key for key in VALUES if _repeats_references(values, references, key)]
+  if are_sentences and any(_repeats_references(values, references, key) for key in references[0]):
+    keys = VALUES
   if not keys:
     return
   records = [row for _, row in rows(path) if isinstance(row, dict)]
-  if not records or keys[0] not in records[0]:
+  keys = [key for key in keys if records and key in records[0]]
+  if not keys:
     return
   columns = dict.fromkeys(key for row in records for key in row)
   if any(_is_prediction(key) for key in columns):
     return
-  known_columns = {*IDS, *(key for reference in references for key in reference)}
+  known_columns = {*IDS, keys[0], *(key for reference in references for key in reference)}
   unknown = [key for key in columns if key not in known_columns]
   unknown = [key for key in unknown if _ABOUT_WORDS.isdisjoint(_words_of(key))]
   if unknown:
@@ -294,6 +301,11 @@ def refuse_references(path: str, values: Sequence[Any], references: Sequence[Any
       f"{path}: found the references' own values in {keys[0]!r}, but {names} could be the "
       "predictions; call the model's 'prediction'"
     )
+
+
+def _repeats_references(values: Sequence[Any], references: Sequence[dict], key: str) -> bool:
+  """Return whether a key holds each of the values in the references."""
+  return all(key in row and row[key] == value for value, row in zip(values, references))
 
 
 def _words_of(key: str) -> list[str]:
@@ -346,7 +358,20 @@ def _find_ids(records: list[tuple[str, dict]], key: str) -> Ids:
       ids[field] = list(locations)
   if problems and not ids:
     raise UserError(problems[0])
+  if not ids:
+    _refuse_nested_ids(*records[0])
   return ids
+
+
+def _refuse_nested_ids(location: str, row: dict[str, Any]) -> None:
+  """Raise UserError if an object in a row has an id, but the row has none."""
+  for name, value in row.items():
+    for field in IDS[: IDS.index("name")]:
+      if isinstance(value, dict) and field in value:
+        raise UserError(
+          f"{location}: found an id in '{name}.{field}', expected {field!r} beside the prediction; "
+          "copy it there"
+        )
 
 
 def name_of(value: Any) -> str:
