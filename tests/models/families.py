@@ -1,8 +1,7 @@
-"""Every family of `models/` shrunk to a size that compiles at once, and what its outputs are under
-each property.
+"""Small variants of every family of `models/`, their batches, and their outputs in several forms.
 
-Families are found by the registry: whatever module has `VARIANTS` and `Model` is tested; those on
-images are apart, in test_image_families.py.
+Families are found by the registry: every module that has `VARIANTS` and `Model` is tested. See
+image_families.py for families of images.
 """
 
 import dataclasses
@@ -29,30 +28,31 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.resolution import height_and_width
 from tests import topics
 
-# S and T differ: a nudge of the embeddings finds its side by its length
+# S and T differ, because `NudgedEmbed` recognises a side by its length.
 VOCAB = 64
 S = 10
 T = 8
-REPRESENTATIVES = 2  # of a family
+MAX_REPRESENTATIVES = 2  # of a family
 
-SMALL_CORES = {  # arguments of cores at lengths of 8 and 10
+# Arguments of cores for lengths of 8 and 10.
+SMALL_CORES = {
   "chunked": {"query_chunk": 4, "key_chunk": 4},
   "local": {"window": 3},
 } | topics.cases("SMALL_CORES")
 
-# The features that a core lacks by its definition.
+# The features that a core does not have by its definition.
 LACKING_FEATURES = topics.cases("LACKING_FEATURES")
 
-# Cores with which a token may not see every token that the mask shows it.
+# Cores in which a token may not see every token that the mask allows.
 BOUNDED_CORES = {"local", *topics.cases("BOUNDED_CORES")}
 
-# Parameters that only a family's own objective reads, or only training.
-PRETRAINING = {"xlnet": {"unknown"}} | topics.cases("TRAINING_PARAMETERS")
+# Parameters without a gradient here: only the objective of a family, or only training, reads them.
+UNTRAINED = {"xlnet": {"unknown"}} | topics.cases("TRAINING_PARAMETERS")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A shrunk variant of a family."""
+  """A small variant of a family."""
 
   name: str
   family: str
@@ -69,7 +69,7 @@ class Case:
 
   @property
   def core(self) -> str:
-    core = _turns(self.variant.design.core)[0]
+    core = _as_tuple(self.variant.design.core)[0]
     return core if isinstance(core, str) else core["name"]
 
   def lacks(self, feature: str) -> bool:
@@ -83,7 +83,7 @@ class Case:
     return hash(self.name)
 
 
-def families() -> list[str]:
+def list_families() -> list[str]:
   names = slots.names(t5x_like.models)
   modules = {name: slots.module(name, t5x_like.models) for name in names}
   return [
@@ -91,21 +91,20 @@ def families() -> list[str]:
   ]
 
 
-def representatives() -> list[Case]:
-  """The first variant of each of the first few designs of every family."""
+def list_representatives() -> list[Case]:
+  """Return the first variant of each of the first few designs of every family."""
   cases = []
-  for family in families():
+  for family in list_families():
     designs: dict = {}
     for name, variant in slots.module(family, t5x_like.models).VARIANTS.items():
-      small = shrunk(variant)
+      small = shrink(variant)
       designs.setdefault(repr(small), Case(f"{family}:{name}", family, small))
-    cases += list(designs.values())[:REPRESENTATIVES]
+    cases += list(designs.values())[:MAX_REPRESENTATIVES]
   return cases
 
 
-def covering(cases: list[Case]) -> list[Case]:
-  """Choose cases, each with the most traits that those before it lack, until every trait is in one
-  of them."""
+def choose_covering(cases: list[Case]) -> list[Case]:
+  """Choose cases that together have all traits, greedily by the number of new traits."""
   uncovered = set().union(*(_traits(case) for case in cases))
   chosen = []
   while uncovered:
@@ -115,7 +114,7 @@ def covering(cases: list[Case]) -> list[Case]:
   return sorted(chosen, key=cases.index)
 
 
-# The fields of a design that the sight, padding, packing and decoding of a model depend on.
+# The fields of a design on which visibility, padding, packing and decoding depend.
 _TRAIT_FIELDS = (
   "norm_position",
   "parallel",
@@ -142,28 +141,32 @@ def _traits(case: Case) -> set[tuple[str, str]]:
       value = len(value)
     if field == "position":
       value = [
-        position if isinstance(position, str) else position["name"] for position in _turns(value)
+        position if isinstance(position, str) else position["name"] for position in _as_tuple(value)
       ]
     traits.add((field, str(value)))
   return traits
 
 
-def shrunk(variant: Variant, **changes) -> Variant:
-  """Return the variant at width 16 with two layers, or one turn of them, and a changed design."""
+def shrink(variant: Variant, **changes) -> Variant:
+  """Return a variant of width 16 with two layers, or one period of layers.
+
+  Args:
+    changes: fields of the design.
+  """
   design = dataclasses.replace(variant.design, **changes)
   dims = variant.dims
-  positions = _turns(design.position)
+  positions = _as_tuple(design.position)
   partial = any(isinstance(p, dict) and p.get("fraction", 1.0) < 1 for p in positions)
   kv_heads = {dims.heads: 4, 1: 1}.get(dims.kv_heads, 2)
   period = math.lcm(
     len(design.windows),
     design.experts_every if design.experts else 1,
     len(positions),
-    len(_turns(design.core)),
+    len(_as_tuple(design.core)),
   )
   layers = 2 if period == 1 else min(period, dims.layers)
   cores = []
-  for core in _turns(design.core):
+  for core in _as_tuple(design.core):
     core = {"name": core} if isinstance(core, str) else core
     cores.append(core | SMALL_CORES.get(core["name"], {}))
   experts = design.experts
@@ -177,7 +180,7 @@ def shrunk(variant: Variant, **changes) -> Variant:
       top_groups=1,
       mlp=mlp,
     )
-    experts = dataclasses.replace(experts, **sizes, capacity_factor=4.0)  # nothing is dropped
+    experts = dataclasses.replace(experts, **sizes, capacity_factor=4.0)  # drops no token
   position = [
     {**p, "length": 16} if isinstance(p, dict) and "length" in p else p for p in positions
   ]
@@ -193,7 +196,7 @@ def shrunk(variant: Variant, **changes) -> Variant:
   )
   head_dim = 8 if partial else 4
   special_tokens = variant.tokens
-  if special_tokens.pad in range(3, VOCAB):  # the ids that `tokens` draws
+  if special_tokens.pad in range(3, VOCAB):  # the ids that `tokens` draws from
     special_tokens = dataclasses.replace(special_tokens, pad=0)
   return dataclasses.replace(
     variant,
@@ -206,19 +209,19 @@ def shrunk(variant: Variant, **changes) -> Variant:
   )
 
 
-def _turns(spec) -> tuple:
+def _as_tuple(spec) -> tuple:
   return spec if isinstance(spec, tuple) else (spec,)
 
 
 @functools.cache
 def arrays(case: Case) -> dict[str, jax.Array]:
-  """Return random weights without compiling: none is zero or one, whatever the initialisation."""
+  """Return random weights, without compiling the initialisation; none is exactly zero or one."""
   named = params.named_params(abstract(case))
   return {name: jnp.asarray(random_array(name, p.shape)) for name, p in named.items()}
 
 
 def random_array(name: str, shape) -> np.ndarray:
-  """Return random weights of a parameter, which depend on its name; scales are near one."""
+  """Return random values of a parameter, which depend on its name; scales are near one."""
   generator = np.random.default_rng(zlib.crc32(name.encode()))
   noise = generator.standard_normal(shape).astype(np.float32)
   if name.endswith("scale"):
@@ -232,6 +235,7 @@ def random_array(name: str, shape) -> np.ndarray:
 
 @functools.cache
 def abstract(case: Case, **arguments):
+  """Return a model without weights."""
 
   def make(key):
     return case.model_class(nnx.Rngs(params=key), variant=case.variant, **arguments)
@@ -250,12 +254,12 @@ def tokens(length: int, seed: int) -> np.ndarray:
   return np.random.default_rng(seed).integers(3, VOCAB, length).astype(np.int32)
 
 
-# of a row, and of the two sequences in it
+# The length of a row, and of its two sequences.
 LENGTHS = {"encoder": (S, (4, 5)), "decoder": (T, (3, 4))}
 
 
-def apart(case: Case) -> dict[str, np.ndarray]:
-  """Return two rows with a sequence and padding in each."""
+def separate_rows(case: Case) -> dict[str, np.ndarray]:
+  """Return two rows, each of a sequence and padding."""
   batch = {}
   for side in case.sides:
     length, side_length = LENGTHS[side]
@@ -266,13 +270,18 @@ def apart(case: Case) -> dict[str, np.ndarray]:
   return batch
 
 
-def short(case: Case) -> dict[str, np.ndarray]:
-  """Return the first sequence of `apart` alone, without padding."""
-  return {name: x[:1, : LENGTHS[name.split("_")[0]][1][0]] for name, x in apart(case).items()}
+def short_row(case: Case) -> dict[str, np.ndarray]:
+  """Return the first row of `separate_rows` without padding."""
+  batch = {}
+  for name, x in separate_rows(case).items():
+    side = name.split("_")[0]
+    _, (first_length, _) = LENGTHS[side]
+    batch[name] = x[:1, :first_length]
+  return batch
 
 
-def packed(case: Case) -> dict[str, np.ndarray]:
-  """Both sequences in one row, and garbage where its padding is."""
+def packed_row(case: Case) -> dict[str, np.ndarray]:
+  """Return both sequences in one row, with random tokens in place of padding."""
   batch = {}
   for side in case.sides:
     length, (a, b) = LENGTHS[side]
@@ -289,8 +298,8 @@ def packed(case: Case) -> dict[str, np.ndarray]:
   return batch
 
 
-def whole(case: Case, rows: int) -> dict[str, np.ndarray]:
-  """Rows without padding, or images."""
+def full_rows(case: Case, rows: int) -> dict[str, np.ndarray]:
+  """Return rows without padding, or images."""
   if not case.sides:
     shape = (rows, *height_and_width(case.variant.resolution), case.variant.channels)
     batch = {"image": np.random.default_rng(5).standard_normal(shape).astype(np.float32)}
@@ -318,11 +327,11 @@ def features(case: Case, side: str, rows: np.ndarray) -> dict[str, np.ndarray]:
   return batch
 
 
-# What is computed, each compiled once
+# Computations, each compiled once
 
 
-class Nudged(nnx.Module):
-  """A token table that adds to the vectors of sequences as long as the nudge."""
+class NudgedEmbed(nnx.Module):
+  """A token table that adds `nudge_TD` to the vectors of sequences of its length."""
 
   def __init__(self, embed, nudge_TD):
     self.inner = embed
@@ -338,47 +347,47 @@ class Nudged(nnx.Module):
 
 
 @functools.cache
-def forward(case: Case) -> dict[str, np.ndarray]:
-  """Logits of `apart`, `short`, `packed` and `whole`, of `whole` in bfloat16 and from a cache, and
-  `reach`.
+def compute_outputs(case: Case) -> dict[str, np.ndarray]:
+  """Return logits of all batches, and of the full rows in bfloat16 and from a cache; and `reach`.
 
-  `reach` [T, T] is how strongly the output at t depends on the input vector at s of the last stack.
+  `reach` [T, T] is the largest gradient of the output at t by the input vector at s of the last
+  stack.
   """
   length = LENGTHS[case.sides[-1]][0]
-  skipped = {n for n, what in (("short", "length"), ("packed", "packing")) if case.lacks(what)}
-  batches = {f.__name__: f(case) for f in (apart, short, packed) if f.__name__ not in skipped}
-  batches["whole"] = whole(case, 2)
-  first_rows = {name: x[:1] for name, x in batches["whole"].items()}
+  batches = {"separate_rows": separate_rows(case), "full_rows": full_rows(case, 2)}
+  if not case.lacks("length"):
+    batches["short_row"] = short_row(case)
+  if not case.lacks("packing"):
+    batches["packed_row"] = packed_row(case)
+  first_rows = {name: x[:1] for name, x in batches["full_rows"].items()}
 
   @jax.jit
   def run(arrays):
     m = model(case, arrays)
     logits_by_name = {name: m(batch)["logits"] for name, batch in batches.items()}
-    logits_by_name["bfloat16"] = model(case, arrays, dtype="bfloat16")(batches["whole"])["logits"]
+    low_precision_model = model(case, arrays, dtype="bfloat16")
+    logits_by_name["bfloat16"] = low_precision_model(batches["full_rows"])["logits"]
 
     def project(nudge_TD):
       nudged = model(case, arrays)
-      nudged.embed = Nudged(nudged.embed, nudge_TD)
+      nudged.embed = NudgedEmbed(nudged.embed, nudge_TD)
       logits = nudged(first_rows)["logits"][0]
-      return (
-        logits.reshape(length, -1)
-        @ jnp.asarray(random_array("way", (logits.size // length,)[:1] + (1,)))[:, 0]
-      )
+      direction = jnp.asarray(random_array("way", (logits.size // length, 1)))[:, 0]
+      return logits.reshape(length, -1) @ direction
 
     zero = jnp.zeros((length, case.variant.embed or case.variant.dims.embed))
-    _, pull = jax.vjp(project, zero)
-    logits_by_name["reach"] = jnp.abs(jax.lax.map(lambda row: pull(row)[0], jnp.eye(length))).max(
-      -1
-    )
+    _, vjp = jax.vjp(project, zero)
+    gradients = jax.lax.map(lambda row: vjp(row)[0], jnp.eye(length))
+    logits_by_name["reach"] = jnp.abs(gradients).max(-1)
     if case.decodes:
-      logits_by_name["decode_logits"] = decode_logits(m, batches["whole"])
+      logits_by_name["decode_logits"] = decode_logits(m, batches["full_rows"])
     return logits_by_name
 
   return jax.tree.map(np.asarray, run(arrays(case)))
 
 
 def decode_logits(m, batch: dict) -> jax.Array:
-  """Logits of the decoder's tokens fed through a cache: three at once, then one by one."""
+  """Return the logits of decoding with a cache: three tokens at once, then one by one."""
   tokens_BT = jnp.asarray(batch["decoder_input_tokens"])
   first, state = m.decode(tokens_BT[:, :3], m.start_decoding(batch, T))
 
@@ -391,8 +400,8 @@ def decode_logits(m, batch: dict) -> jax.Array:
 
 
 def value_and_gradients(case: Case, rules: Rules | None = None, **form):
-  """A loss of the logits and every auxiliary scalar: (value, gradients), as numpy."""
-  batch = whole(case, 4)
+  """Return (value, gradients) of a loss of the logits and all auxiliary scalars, in NumPy."""
+  batch = full_rows(case, 4)
 
   def total(arrays, batch):
     out = model(case, arrays, **form)(batch)
@@ -414,12 +423,12 @@ def value_and_gradients(case: Case, rules: Rules | None = None, **form):
 
 
 @functools.cache
-def plain(case: Case):
+def plain_value_and_gradients(case: Case):
   return value_and_gradients(case)
 
 
 def rules(case: Case) -> Rules:
-  """Data, FSDP and tensor parallelism; data, experts and tensor where there are experts."""
+  """Return rules of a mesh of data, tensor, and FSDP or, if the case has them, experts."""
   mesh = {"data": 2, "expert" if case.variant.design.experts else "fsdp": 2, "tensor": 2}
   changes = (
     {"kv_heads": None, "activation_kv_heads": None} if case.variant.dims.kv_heads % 2 else None
@@ -428,15 +437,15 @@ def rules(case: Case) -> Rules:
 
 
 def design_case(family: str, name: str, design: Design, **options) -> Case:
-  """A case of a family's architecture with any design."""
+  """Return a case of a family's architecture with another design."""
   variants = slots.module(family, t5x_like.models).VARIANTS
   base = dataclasses.replace(next(iter(variants.values())), design=design, **options)
-  return Case(f"{family}:{name}", family, shrunk(base))
+  return Case(f"{family}:{name}", family, shrink(base))
 
 
 # Comparisons
 
-# ways of running the layers
+# Forms of running the layers.
 FORMS = [dict(layers="loop", remat="dots"), dict(layers="scan", remat="full")]
 
 

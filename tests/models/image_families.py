@@ -1,4 +1,4 @@
-"""Image families shrunk to a size that compiles at once."""
+"""Small variants of image families."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ CHANGES = topics.cases("IMAGE_CHANGES")
 
 
 def case(family="vit", position=None, **changes) -> families.Case:
-  """Return the first variant of a family, shrunk."""
+  """Return a small form of the first variant of a family."""
   first = next(iter(slots.module(family, t5x_like.models).VARIANTS.values()))
   design = (
     first.design if position is None else dataclasses.replace(first.design, position=position)

@@ -17,7 +17,7 @@ from t5x_like.architectures import heads
 from t5x_like.nn import cores, params, positions
 
 CORE = '''
-"""Attention that is the same for all visible keys, but for a power of how far they are."""
+"""Attention whose weights are a power of the distance to visible keys."""
 
 import jax.numpy as jnp
 
@@ -33,8 +33,8 @@ class Toy(Core):
     self.power = power
 
   def attend(self, q, k, v, mask, softmax):
-    far = 1.0 + jnp.abs(mask.k_pos[:, None] - mask.q_pos[:, :, None])
-    weights = jnp.where(mask.k_valid[:, None], far**-self.power, 0.0)
+    distance = 1.0 + jnp.abs(mask.k_pos[:, None] - mask.q_pos[:, :, None])
+    weights = jnp.where(mask.k_valid[:, None], distance**-self.power, 0.0)
     weights = weights / weights.sum(-1, keepdims=True)
     return jnp.einsum("BTS,BSNH->BTNH", weights, jnp.repeat(v, self.groups, axis=2))
 
@@ -53,11 +53,11 @@ class Toy(Position):
   owner = "inputs"
 
   def __init__(self, rngs, width, init, *, step: float = 1.0):
-    self.way = params.param(rngs, init, (width,), ("embed",))
+    self.direction = params.param(rngs, init, (width,), ("embed",))
     self.step = step
 
   def embed(self, x_BTD, pos_BT):
-    return x_BTD + self.step * pos_BT[..., None] * self.way[...]
+    return x_BTD + self.step * pos_BT[..., None] * self.direction[...]
 
 
 make = Toy
@@ -97,13 +97,13 @@ class Model(Encoder):
   VARIANTS = VARIANTS
 '''
 
-PLACES = {"core": (cores, CORE), "position": (positions, POSITION), "head": (heads, HEAD)}
+PACKAGES = {"core": (cores, CORE), "position": (positions, POSITION), "head": (heads, HEAD)}
 
 
 @pytest.fixture
 def toys(tmp_path, monkeypatch):
-  """Write a file `toy.py` in a folder of its own for each of the four kinds of parts."""
-  for name, (package, source) in {**PLACES, "family": (t5x_like.models, FAMILY)}.items():
+  """Add a file `toy.py` to each of the four packages, from a temporary folder."""
+  for name, (package, source) in {**PACKAGES, "family": (t5x_like.models, FAMILY)}.items():
     folder = tmp_path / name
     folder.mkdir()
     (folder / "toy.py").write_text(source)
@@ -130,13 +130,13 @@ def run(model):
   return model({"encoder_input_tokens": jnp.asarray(tokens)})
 
 
-def test_a_family_is_one_file(toys):
+def test_family_can_be_added_by_one_file(toys):
   assert "toy" in slots.names(t5x_like.models)
   assert run(make_model())["logits"].shape == (2, 7, 32)
   assert make_model(tokens={"pad": 3}).variant.tokens.pad == 3
 
 
-def test_a_core_is_one_file(toys):
+def test_core_can_be_added_by_one_file(toys):
   model = make_model(design={"core": {"name": "toy", "power": 2}})
   attention = model.encoder.blocks.self_attention.layer
   assert (attention.core.name, attention.core.power) == ("toy", 2)
@@ -144,19 +144,19 @@ def test_a_core_is_one_file(toys):
   linear = run(make_model(design={"core": "toy"}))["logits"]
   assert np.isfinite(squared).all()
   assert not np.allclose(squared, linear)
-  of_encoder = make_model(design={"core": {"encoder": "toy"}})
-  assert of_encoder.encoder.blocks.self_attention.layer.core.name == "toy"
+  encoder_model = make_model(design={"core": {"encoder": "toy"}})
+  assert encoder_model.encoder.blocks.self_attention.layer.core.name == "toy"
   with refuses("attention core 'toy' cannot do a position bias on the logits"):
     run(make_model(design={"core": "toy", "position": "alibi"}))
 
 
-def test_a_position_is_one_file(toys):
+def test_position_can_be_added_by_one_file(toys):
   model = make_model(design={"position": {"name": "toy", "step": 0.5}})
-  assert [n for n in params.named_params(model) if "position" in n] == ["inputs/position/way"]
+  assert [n for n in params.named_params(model) if "position" in n] == ["inputs/position/direction"]
   assert not np.allclose(run(make_model())["logits"], run(model)["logits"])
 
 
-def test_a_head_is_one_file(toys):
+def test_head_can_be_added_by_one_file(toys):
   assert run(make_model(head={"name": "toy", "parts": 4}))["logits"].shape == (2, 4, 4)
 
 
@@ -193,13 +193,13 @@ def test_a_head_is_one_file(toys):
   ],
   ids=str,
 )
-def test_names_and_arguments_that_a_part_lacks_are_refused(config, words, toys):
+def test_unknown_names_and_arguments_of_parts_are_refused(config, words, toys):
   key, *other_words = words
   with refuses(f"config.model.{key}", *other_words):
     make_model(**config)
 
 
-def test_an_attribute_of_an_older_position_is_refused_with_its_new_name(toys, monkeypatch):
+def test_renamed_attribute_of_a_position_is_refused_with_its_new_name(toys, monkeypatch):
   toy = importlib.import_module("t5x_like.nn.positions.toy")
   monkeypatch.setattr(toy.Toy, "place", "inputs", raising=False)
   with refuses("config.model.design.position: Toy declares 'place', which is now 'owner'"):
@@ -213,18 +213,19 @@ def test_every_part_is_found_by_its_file(package):
 
 
 @pytest.mark.parametrize("name", slots.names(t5x_like.models))
-def test_every_family_takes_what_all_architectures_take(name):
+def test_every_family_accepts_the_common_arguments(name):
   model = slots.find("config.model.name", name, t5x_like.models, "Model")
   values = {
     "variant": next(iter(model.VARIANTS)),
     "design": {"norm_epsilon": 1e-3},
     "remat": "dots",
   }
-  reads = "tokens" in inspect.signature(model).parameters  # all but encoders of images
-  values |= {"tokens": {"pad": 3}} if reads else {}
+  has_tokens = "tokens" in inspect.signature(model).parameters  # all but encoders of images
+  if has_tokens:
+    values["tokens"] = {"pad": 3}
   filled = slots.fill("config.model", values, model, supplied=("rngs",))
   abstract = jax.eval_shape(
     lambda: model(nnx.Rngs(0), **filled | {"dtype": "float32", "layers": "loop"})
   )
   assert abstract.variant.design.norm_epsilon == 1e-3
-  assert not reads or abstract.variant.tokens.pad == 3
+  assert not has_tokens or abstract.variant.tokens.pad == 3

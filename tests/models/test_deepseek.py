@@ -1,4 +1,4 @@
-"""DeepSeek-V3 caches latents, balances loads by biases, and predicts the token after the next."""
+"""DeepSeek-V3 caches latents, balances experts by biases, and predicts the second next token."""
 
 import dataclasses
 import functools
@@ -59,7 +59,7 @@ def make_batch(num_rows=4, length=9):
   }
 
 
-def test_the_cache_holds_the_latent_and_one_key():
+def test_cache_contains_a_latent_and_one_key_per_token():
   model = build_model()
   cache = jax.eval_shape(lambda: model.start_decoding(make_batch(), 9)).cache
   shapes = {x.shape for x in jax.tree.leaves(cache)}
@@ -93,7 +93,7 @@ def take_step(rules, accumulation_steps):
 
 
 def count_expert_loads():
-  """Return how many tokens each expert gets, [2, 8], in the two layers with experts."""
+  """Return the number of tokens of each expert, [2, 8], in the two layers with experts."""
   model = params.with_arrays(build_model(), params.arrays(build_model()))
   loads = []
   original_call = Moe.__call__
@@ -111,8 +111,8 @@ def count_expert_loads():
 
 
 @pytest.mark.parametrize("division", more.beyond(1, ["accumulated", "whole", "sharded"]))
-def test_a_step_moves_biases_against_the_load(division):
-  """A bias moves by its step against the load in the global batch, however that is divided."""
+def test_step_changes_biases_against_the_load_of_the_global_batch(division):
+  """The load does not depend on accumulation or sharding."""
   if division == "sharded":
     mesh = make_mesh({"data": 2, "expert": 2, "fsdp": 2})
   else:
@@ -129,7 +129,7 @@ def test_a_step_moves_biases_against_the_load(division):
 
 
 def test_biases_balance_a_skewed_layer():
-  """Tokens that prefer two of eight experts spread over all of them, without an auxiliary loss."""
+  """Tokens that prefer two of eight experts are distributed over all, without an auxiliary loss."""
   experts = dataclasses.replace(ROUTING, groups=1, top_groups=1, bias_rate=0.01, shared=0)
   layer = Moe(16, 12, nnx.Rngs(params=0), experts, activation=jax.nn.silu, gated=True)
   x = jax.random.normal(jax.random.key(0), (8, 16, 16)) + 1.0
@@ -153,7 +153,7 @@ def test_biases_balance_a_skewed_layer():
   assert violations[-10:].mean() < 0.2
 
 
-def test_a_token_chooses_experts_of_its_best_groups():
+def test_experts_are_chosen_from_the_best_groups():
   router = build_model().decoder.rest.blocks.moe.layer.router
   logits = jnp.asarray(np.random.default_rng(1).standard_normal((2, 5, 8)), jnp.float32)
   router = jax.tree.map(lambda x: x[0], router)
@@ -172,8 +172,8 @@ def test_a_token_chooses_experts_of_its_best_groups():
     np.testing.assert_allclose(routing.gates_BTk[position], expected_gates, rtol=1e-5)
 
 
-def test_the_second_block_predicts_the_token_after_the_next():
-  """Its targets lie two ahead; it sees the next token too; it shares the embedding and the head."""
+def test_additional_block_predicts_the_second_next_token():
+  """It sees the next token too, and shares the embedding and the head of the model."""
   model = build_model(depth=1)
   batch = make_batch()
   block_params = [name for name in params.named_params(model) if name.startswith("mtp")]
@@ -200,7 +200,7 @@ def test_the_second_block_predicts_the_token_after_the_next():
     Objective.check(build_model(), {})
 
 
-def test_packed_rows_predict_within_their_sequence():
+def test_additional_predictions_stay_within_packed_sequences():
   model = build_model(depth=1)
   batch = make_batch(num_rows=1)
   batch["decoder_loss_weights"] = np.ones((1, 9), np.float32)
@@ -223,7 +223,7 @@ def test_packed_rows_predict_within_their_sequence():
 
 
 def test_dense_layers_come_first():
-  case = families.Case("deepseek:v3", "deepseek", families.shrunk(deepseek.VARIANTS["v3"]))
+  case = families.Case("deepseek:v3", "deepseek", families.shrink(deepseek.VARIANTS["v3"]))
   names = params.named_params(families.abstract(case))
   assert any(n.startswith("decoder/first/blocks/mlp") for n in names)
   assert not any("first/blocks/moe" in n or "rest/blocks/mlp" in n for n in names)

@@ -1,8 +1,6 @@
-"""Every cell of a design, in an encoder, a decoder and an encoder-decoder: the properties that hold
-for families hold.
+"""Every choice of a design has the properties of families, in all kinds of stacks.
 
-A dozen designs cover the cells: each choice is in at least one of them, in company that it does not
-usually keep.
+The designs below contain each choice at least once, in combinations that no published family has.
 """
 
 import dataclasses
@@ -27,7 +25,8 @@ from tests.models.test_families import CHECKS
 
 LLAMA3 = {"factor": 4.0, "low": 1.0, "high": 2.0, "original_length": 4}
 
-DESIGNS = {  # design, and the heads that share keys and values
+# name: (design, number of KV heads)
+DESIGNS = {
   "pre_relative_shared": (
     Design(
       norm="rmsnorm",
@@ -172,8 +171,8 @@ DESIGNS = {  # design, and the heads that share keys and values
 }
 
 
-def schemes(designs):
-  """Yield the positions of designs, one after another."""
+def position_schemes(designs):
+  """Return the position schemes of some designs."""
   positions = []
   for design in designs:
     position = design.position
@@ -181,16 +180,16 @@ def schemes(designs):
   return positions
 
 
-# A scheme that no design above has is tried with its defaults.
+# A scheme that no design above has is tested with its defaults.
 LISTED = {
-  p if isinstance(p, str) else p["name"] for p in schemes(design for design, _ in DESIGNS.values())
+  p if isinstance(p, str) else p["name"]
+  for p in position_schemes(design for design, _ in DESIGNS.values())
 }
 NEW = sorted(set(slots.names(positions)) - LISTED)
 DESIGNS |= {f"new_{name}": (Design(position=name), 2) for name in NEW}
 
-# An encoder-decoder is an encoder and a decoder: it gets those designs that its two stacks take
-# differently.
-BOTH = (
+# Designs for encoder-decoders, where the two stacks differ.
+ENCODER_DECODER_DESIGNS = (
   "pre_relative_shared",
   "post_sinusoidal",
   "deepnorm_learned",
@@ -198,18 +197,21 @@ BOTH = (
   "relative_own_sandwich",
   "alibi_mpt_turns_of_experts",
 )
-TURNS = (
+PERIODIC_DESIGNS = (
   "sandwich_rope_softcap_windows",
   "relative_own_sandwich",
   "positions_in_turn",
   "alibi_mpt_turns_of_experts",
 )
-KINDS = {"bert": tuple(DESIGNS), "mixtral": tuple(DESIGNS), "t5": BOTH}
+KINDS = {"bert": tuple(DESIGNS), "mixtral": tuple(DESIGNS), "t5": ENCODER_DECODER_DESIGNS}
 
 
 def cases(chosen=KINDS, extra_cases=()):
-  """Designs by family. Those that two families share alternate between them; `make test-more` has
-  the other pairs, and those of `more`."""
+  """Return a mark that parametrizes a test by designs of families.
+
+  Designs that two families share alternate between them in `make test`; `make test-more` has the
+  other pairs, and `extra_cases`.
+  """
   listed = []
   for family, names in chosen.items():
     for position, name in enumerate(names):
@@ -229,19 +231,19 @@ def cases(chosen=KINDS, extra_cases=()):
   return pytest.mark.parametrize("case", listed)
 
 
-def test_every_choice_is_in_some_design():
+def test_every_choice_is_in_a_design():
   designs = [design for design, _ in DESIGNS.values()]
   chosen = {
     field.name: {repr(getattr(d, field.name)) for d in designs}
     for field in dataclasses.fields(Design)
   }
-  del chosen["quantization"]  # rounds: test_quantized_families.py
+  del chosen["quantization"]  # see test_quantized_families.py
   for values in chosen.values():
     assert len(values) > 1, [n for n, v in chosen.items() if len(v) < 2]
   assert {d.norm for d in designs} == set(NORMS)
   assert {d.activation for d in designs} == set(ACTIVATIONS)
   assert {d.norm_position for d in designs} == {"pre", "post", "sandwich", "deepnorm"}
-  specs = schemes(designs)
+  specs = position_schemes(designs)
   for name in LISTED:
     used = {key for p in specs if isinstance(p, dict) and p["name"] == name for key in p}
     make = slots.find("position", name, positions, "make")
@@ -257,20 +259,21 @@ def test_every_design_has_the_properties_of_families(case):
     check(case)
 
 
-@cases({"t5": TURNS}, extra_cases=TURNS[1:])
-def test_loop_without_activations_is_the_scan_with_them(case):
+@cases({"t5": PERIODIC_DESIGNS}, extra_cases=PERIODIC_DESIGNS[1:])
+def test_loop_with_full_remat_equals_the_scan(case):
   assert_same(
-    families.value_and_gradients(case, **{**FORMS[0], "remat": "full"}), families.plain(case)
+    families.value_and_gradients(case, **{**FORMS[0], "remat": "full"}),
+    families.plain_value_and_gradients(case),
   )
 
 
 def abstract_block(design, **options):
-  """Return the parts of a builder of blocks of width 64, with their kernels' deviations."""
-  parts = StackBuilder(design, Dims(64, 4, 4, 16, 256, 2), causal=False, **options)
-  return parts, jax.eval_shape(lambda: parts.block(nnx.Rngs(0)))
+  """Return (a builder of stacks of width 64, an abstract block of it)."""
+  builder = StackBuilder(design, Dims(64, 4, 4, 16, 256, 2), causal=False, **options)
+  return builder, jax.eval_shape(lambda: builder.block(nnx.Rngs(0)))
 
 
-def test_kernels_start_with_the_scales_of_their_variance():
+def test_kernel_scales_multiply_the_initial_variance():
   _, block = abstract_block(Design(kernel_scales=(0.1, 0.2, 0.3, 0.4)))
   scales = {
     name: p.stddev**2 for name, p in params.named_params(block).items() if name.endswith("kernel")
@@ -283,9 +286,8 @@ def test_kernels_start_with_the_scales_of_their_variance():
     Design(kernel_scales=(0.1,))
 
 
-def test_kernels_of_mpt_start_as_in_llm_foundry():
-  """`kaiming_normal_` with the gain of ReLU and `init_div_is_residual`, the defaults of its
-  `MPTConfig`."""
+def test_kernels_of_mpt_are_initialised_as_in_llm_foundry():
+  """The defaults of `MPTConfig`: `kaiming_normal_` with ReLU's gain, and `init_div_is_residual`."""
 
   def make(key):
     return mpt.Model(nnx.Rngs(params=key), variant="7b")
@@ -304,9 +306,8 @@ def test_kernels_of_mpt_start_as_in_llm_foundry():
 
 
 @pytest.mark.parametrize("variant", ["transformer-base", "transformer-big"])
-def test_kernels_of_the_transformer_start_as_in_tensor2tensor(variant):
-  """`uniform_unit_scaling` in `transformer_base_v1`, of fan_avg, and N(0, 1/D) for the shared
-  table."""
+def test_kernels_of_the_transformer_are_initialised_as_in_tensor2tensor(variant):
+  """See `transformer_base_v1`: `uniform_unit_scaling` by fan_avg, and N(0, 1/D) for the table."""
 
   def make(key):
     return transformer.Model(nnx.Rngs(params=key), variant=variant)
@@ -321,24 +322,27 @@ def test_kernels_of_the_transformer_start_as_in_tensor2tensor(variant):
   assert named["embed/table"].stddev == D**-0.5
 
 
-def test_tables_of_gpt_start_as_in_the_authors_code():
-  """`wpe` and `wte` in model.py of openai/gpt-2; one table for both in train.py of
-  openai/finetune-transformer-lm."""
+def test_tables_of_gpt_are_initialised_as_in_the_authors_code():
+  """See `wpe` and `wte` in model.py of openai/gpt-2.
+
+  In train.py of openai/finetune-transformer-lm, one table contains both.
+  """
   for variant, deviation in {"gpt1": 0.02, "gpt2": 0.01, "gpt3-small": 0.01}.items():
 
     def make(key):
       return gpt.Model(nnx.Rngs(params=key), variant=variant)
 
     named = params.named_params(jax.eval_shape(make, jax.random.key(0)))
-    assert (named["inputs/position/table"].stddev, named["embed/table"].stddev) == (deviation, 0.02)
+    assert named["inputs/position/table"].stddev == deviation
+    assert named["embed/table"].stddev == 0.02
 
 
 @pytest.mark.parametrize("experts", [None, Experts(experts=2, top_k=1)])
-def test_dropout_leaves_out_the_named_places(experts):
-  for spared in ((), ("inputs", "mlp")):
-    parts, block = abstract_block(Design(no_dropout=spared, experts=experts), dropout_rate=0.5)
+def test_sublayers_in_no_dropout_have_no_dropout(experts):
+  for excluded in ((), ("inputs", "mlp")):
+    builder, block = abstract_block(Design(no_dropout=excluded, experts=experts), dropout_rate=0.5)
     rates = {name: getattr(block, name).dropout.rate for name in block.names}
-    rates["inputs"] = parts.inputs(nnx.Rngs(0)).dropout.rate
-    expected = {name: 0.0 if {"moe": "mlp"}.get(name, name) in spared else 0.5 for name in rates}
+    rates["inputs"] = builder.inputs(nnx.Rngs(0)).dropout.rate
+    expected = {name: 0.0 if {"moe": "mlp"}.get(name, name) in excluded else 0.5 for name in rates}
     assert rates == expected
     assert block.self_attention.dropout.rate == 0.5

@@ -1,4 +1,4 @@
-"""Image and text encoders have their papers' losses, the same in every way of computing them."""
+"""Dual encoders of images and texts have their papers' losses, in every form and sharded."""
 
 import dataclasses
 
@@ -87,7 +87,7 @@ def plain(request):
   return OBJECTIVES[request.param], value_and_gradients(OBJECTIVES[request.param]())
 
 
-def test_losses_equal_those_of_the_papers_code(plain):
+def test_losses_equal_the_papers_formulas(plain):
   objective, (value, gradients, sums) = plain
   outputs = {name: np.asarray(x, np.float64) for name, x in run(model(), batch()).items()}
   logits = outputs["logits"]
@@ -111,21 +111,21 @@ MESHES = [{"data": 2, "fsdp": 2, "tensor": 2}, {"data": 4, "fsdp": 2}]
 
 
 @pytest.mark.parametrize("mesh", more.beyond(1, MESHES), ids=str)
-def test_parts_and_eight_devices_have_the_loss_of_the_global_batch(plain, mesh):
+def test_chunks_and_eight_devices_have_the_loss_of_the_global_batch(plain, mesh):
   objective, expected = plain
   sharded = value_and_gradients(objective(chunks=2), Rules.make(make_mesh(mesh)), remat="full")
   assert_same(sharded[:2], expected[:2])
   assert sharded[2]["correct"] == expected[2]["correct"]
 
 
-def test_rows_without_weight_are_not_compared(plain):
+def test_rows_without_weight_do_not_change_the_loss(plain):
   objective, expected = plain
   padded = {name: np.concatenate([x, x[::-1][:3]]) for name, x in batch().items()}
   padded["example_weights"][-3:] = 0
   assert_same(value_and_gradients(objective(), features=padded)[:2], expected[:2])
 
 
-def test_tokens_after_the_end_of_a_text_have_no_influence():
+def test_output_does_not_depend_on_tokens_after_eos():
   features = batch()
   dual_encoder = model()
   expected = run(dual_encoder, features)
@@ -139,17 +139,17 @@ def test_tokens_after_the_end_of_a_text_have_no_influence():
   )
   changed_tokens = features["text_input_tokens"].copy()
   changed_tokens[:, 0] = 9
-  moved = np.abs(
+  difference = np.abs(
     np.asarray(
       run(dual_encoder, features | {"text_input_tokens": changed_tokens})["text_embeddings"]
       - expected["text_embeddings"]
     )
   )
-  assert (moved.max(axis=1) > 1e-3).all()
+  assert (difference.max(axis=1) > 1e-3).all()
   np.testing.assert_allclose(np.linalg.norm(expected["image_embeddings"], axis=1), 1, rtol=1e-5)
 
 
-def test_a_bidirectional_text_encoder_averages_its_tokens_without_padding():
+def test_mean_pooling_of_texts_excludes_padding():
   features = batch()
   variant = dataclasses.replace(SMALL, text_pooling="mean")
   dual_encoder = model()
@@ -165,7 +165,7 @@ def test_a_bidirectional_text_encoder_averages_its_tokens_without_padding():
     np.testing.assert_allclose(alone, expected[row], atol=1e-5)
 
 
-def test_changes_to_the_design_are_of_both_encoders_and_positions_of_one():
+def test_changes_of_the_design_apply_to_both_encoders_except_positions():
   design = {"activation": "gelu", "position": {"image": "sinusoidal_2d", "text": "rope"}}
   dual_encoder = jax.eval_shape(
     lambda key: clip.Model(nnx.Rngs(params=key), variant=SMALL, design=design, vocab_size=32),
@@ -188,9 +188,8 @@ def test_changes_to_the_design_are_of_both_encoders_and_positions_of_one():
     contrastive.Objective(chunks=3)(model(), batch())
 
 
-def test_kernels_of_clip_start_with_the_deviations_of_its_code():
-  """`initialize_parameters` of openai/CLIP for texts; PyTorch's own for images, as in its
-  `VisionTransformer`."""
+def test_kernels_of_clip_are_initialised_as_in_its_code():
+  """See `initialize_parameters` of openai/CLIP for texts; images have PyTorch's defaults."""
 
   def make(key):
     return clip.Model(nnx.Rngs(params=key), variant="clip-b32")
@@ -199,9 +198,8 @@ def test_kernels_of_clip_start_with_the_deviations_of_its_code():
     name: p.stddev
     for name, p in params.named_params(jax.eval_shape(make, jax.random.key(0))).items()
   }
-  # twelve layers of two sublayers
   text = 512
-  out = 24**-0.5
+  out = 24**-0.5  # twelve layers of two sublayers
   image = 768
   expected = {"query": text**-0.5, "value": text**-0.5, "out": text**-0.5 * out}
   expected |= {"wi": (2 * text) ** -0.5, "wo": text**-0.5 * out}

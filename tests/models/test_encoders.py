@@ -1,4 +1,4 @@
-"""Encoders have fine-tuning heads and hidden states, and ELECTRA and DeBERTa v3 two networks."""
+"""Encoders have heads for fine-tuning; ELECTRA and DeBERTa v3 train two networks."""
 
 import dataclasses
 import types
@@ -15,12 +15,12 @@ from t5x_like.nn import params
 from t5x_like.nn.vocabulary_logits import materialise_logits
 from t5x_like.objectives import electra as electra_objective
 from tests import topics
-from tests.models.families import shrunk
+from tests.models.families import shrink
 
 B = 4
 T = 10
-BERT = shrunk(bert.VARIANTS["bert-base-uncased"])
-ELECTRA = shrunk(electra.VARIANTS["electra-small"])
+BERT = shrink(bert.VARIANTS["bert-base-uncased"])
+ELECTRA = shrink(electra.VARIANTS["electra-small"])
 
 
 def batch(pad: int = 0) -> dict[str, jax.Array]:
@@ -29,7 +29,8 @@ def batch(pad: int = 0) -> dict[str, jax.Array]:
   return {"encoder_input_tokens": jnp.asarray(tokens)}
 
 
-HEADS = [  # head, shapes, whether it drops out
+# (head, shapes of its outputs, whether it has dropout)
+HEADS = [
   ("pretraining", {"logits": (B, T, 64), "next_sentence_logits": (B, 2)}, False),
   ("next_sentence", {"logits": (B, 2)}, True),
   ({"name": "classification", "labels": 3}, {"logits": (B, 3)}, True),
@@ -49,10 +50,9 @@ HEADS = [  # head, shapes, whether it drops out
   HEADS,
   ids=[h if isinstance(h, str) else "-".join(map(str, h.values())) for h, *_ in HEADS],
 )
-def test_heads_have_their_shapes_and_drop_out_only_with_a_key(head, shapes, drops):
-  """The variant remembers its head."""
+def test_heads_have_their_shapes_and_dropout_only_with_a_key(head, shapes, drops):
   model = tiny.model(BERT, family=bert, head=head, dropout=0.5)
-  assert model.variant.head == head
+  assert model.variant.head == head  # the variant records its head
 
   @jax.jit
   def run(model, batch):
@@ -84,13 +84,13 @@ def test_heads_have_their_shapes_and_drop_out_only_with_a_key(head, shapes, drop
     ({"name": "classification", "activation": "tan"}, "config.model.head.activation: found 'tan'"),
   ],
 )
-def test_an_unknown_head_is_refused(head, message):
+def test_unknown_head_is_refused(head, message):
   with pytest.raises(UserError, match=message):
     tiny.model(BERT, family=bert, head=head)
 
 
-def test_a_reader_sees_no_later_token():
-  variant = shrunk(gpt.VARIANTS["gpt1"])
+def test_gpt_reader_is_causal():
+  variant = shrink(gpt.VARIANTS["gpt1"])
   tokens = batch()["encoder_input_tokens"]
   changed = tokens.at[0, 4].set(2)
   model = tiny.model(variant, family=types.SimpleNamespace(Model=gpt.Reader), head="none")
@@ -101,8 +101,8 @@ def test_a_reader_sees_no_later_token():
   assert (original[:4] == after_change[:4]).all()
 
 
-def test_roberta_keeps_two_rows_of_positions():
-  model = tiny.model(shrunk(roberta.VARIANTS["roberta-base"]), family=roberta)
+def test_positions_of_roberta_begin_at_the_third_row():
+  model = tiny.model(shrink(roberta.VARIANTS["roberta-base"]), family=roberta)
   table = model.inputs.position.table
   first = model.inputs.position.embed(jnp.zeros((1, 1, 16)), jnp.zeros((1, 1), jnp.int32))
   assert table.shape == (18, 16)
@@ -110,10 +110,10 @@ def test_roberta_keeps_two_rows_of_positions():
 
 
 @pytest.mark.parametrize(
-  "variant", [ELECTRA, shrunk(electra.VARIANTS["electra-base"])], ids=["narrow table", "base"]
+  "variant", [ELECTRA, shrink(electra.VARIANTS["electra-base"])], ids=["narrow table", "base"]
 )
-def test_electra_networks_share_what_comes_before_the_stacks(variant):
-  """Alone, each network computes what it does in the joint model; the tables are counted once."""
+def test_networks_of_electra_share_their_input_layers(variant):
+  """Each separate network equals its part of the joint model, which counts shared tables once."""
   model = tiny.model(variant, family=electra)
   generator, discriminator = model.networks()
   assert generator.variant.dims.embed == 8
@@ -142,7 +142,7 @@ def test_electra_networks_share_what_comes_before_the_stacks(variant):
   )
 
 
-def test_the_generator_has_the_papers_sizes():
+def test_generators_have_the_papers_sizes():
   assert electra.GENERATORS["electra-small"].dims.embed == 64
   assert electra.GENERATORS["electra-small"].embed == 128
   for name in ("electra-base", "electra-large"):
@@ -150,10 +150,13 @@ def test_the_generator_has_the_papers_sizes():
     assert (dims.embed, dims.mlp, dims.heads) == (256, 1024, 4)
 
 
-def test_gradients_of_deberta_tell_the_generators_table_from_the_discriminators():
-  """The discriminator begins with the generator's table; each loss moves its own part of the sum,
-  and only that."""
-  variant = shrunk(deberta_rtd.VARIANTS["deberta-v3-base"])
+def test_losses_of_deberta_v3_train_separate_parts_of_the_token_table():
+  """The discriminator's table is the sum of the generator's and a difference that starts at zero.
+
+  The generator's loss has gradients only for its table, and the discriminator's only for the
+  difference.
+  """
+  variant = shrink(deberta_rtd.VARIANTS["deberta-v3-base"])
   assert not np.any(tiny.model(variant, family=deberta_rtd, noisy=False).embed.table[...])
   model = tiny.model(variant, family=deberta_rtd)
   data = batch()
@@ -170,21 +173,23 @@ def test_gradients_of_deberta_tell_the_generators_table_from_the_discriminators(
     return loss_model(data), generator(data)["logits"], discriminator(data)["logits"]
 
   arrays = params.arrays(model)
-  generating, judging = jax.tree.map(np.asarray, jax.jit(jax.jacrev(losses))(arrays))
+  generator_gradients, discriminator_gradients = jax.tree.map(
+    np.asarray, jax.jit(jax.jacrev(losses))(arrays)
+  )
   for name in arrays:
-    assert generating[name].any() == name.startswith("generator/"), name
-    assert judging[name].any() == (not name.startswith("generator/")), name
-  joint, generated, judged = jax.jit(networks)(arrays)
-  np.testing.assert_allclose(joint["generator_logits"], generated, atol=1e-6)
-  np.testing.assert_allclose(joint["logits"], judged, atol=1e-5)
+    assert generator_gradients[name].any() == name.startswith("generator/"), name
+    assert discriminator_gradients[name].any() == (not name.startswith("generator/")), name
+  joint, generator_logits, discriminator_logits = jax.jit(networks)(arrays)
+  np.testing.assert_allclose(joint["generator_logits"], generator_logits, atol=1e-6)
+  np.testing.assert_allclose(joint["logits"], discriminator_logits, atol=1e-5)
   generator, discriminator = model.networks()
   assert [type(network) for network in (generator, discriminator)] == [deberta.Model] * 2
   assert generator.variant.dims.layers == 1
   assert discriminator.variant.head == "discriminator"
 
 
-def test_layers_of_modernbert_come_in_turns_that_need_not_come_out_even():
-  variant = shrunk(modernbert.VARIANTS["modernbert-base"])
+def test_number_of_modernberts_layers_need_not_be_a_multiple_of_its_period():
+  variant = shrink(modernbert.VARIANTS["modernbert-base"])
   variant = dataclasses.replace(variant, dims=dataclasses.replace(variant.dims, layers=5))
   model = tiny.model(variant, family=modernbert, noisy=False)
   assert model.variant.design.windows == (None, 3, 3, None, 3)
@@ -201,9 +206,9 @@ def test_layers_of_modernbert_come_in_turns_that_need_not_come_out_even():
   assert norms == [f"self_attention_{layer}" for layer in range(1, 5)]
 
 
-def test_a_position_of_all_layers_may_be_spelled_out_for_each():
-  """ModernBERT spells them out: a scheme that lives before the layers is still made, once."""
-  variant = shrunk(modernbert.VARIANTS["modernbert-base"])
+def test_position_scheme_before_the_layers_applies_once_in_modernbert():
+  """ModernBERT lists the position scheme of each layer, but such a scheme must not be repeated."""
+  variant = shrink(modernbert.VARIANTS["modernbert-base"])
   learned = {"name": "learned", "length": 16}
   model = tiny.model(variant, family=modernbert, noisy=False, design={"position": learned})
   assert [n for n in params.named_params(model) if "position" in n] == ["inputs/position/table"]

@@ -31,15 +31,15 @@ def abstract(family, variant, **arguments):
 
 
 @pytest.mark.parametrize("name, active", [("8x7b", 12.9e9), ("8x22b", 39.1e9)])
-def test_a_token_meets_the_published_number_of_parameters(name, active):
-  """It meets all but those of experts that it is not sent to."""
+def test_active_parameters_of_a_token_equal_the_published_number(name, active):
+  """These are all parameters except for those of experts that are not chosen."""
   named = params.named_params(abstract(mixtral, name))
   size = sum(np.prod(p.shape) * (2 / 8 if "expert" in p.axes else 1) for p in named.values())
   assert abs(size - active) < 0.1e9
 
 
-def test_experts_are_in_the_layers_of_the_checkpoints():
-  """Layers 1, 3, 5, … from 0, as transformers places them; all of c."""
+def test_experts_are_in_the_same_layers_as_in_the_checkpoints():
+  """In layers 1, 3, 5, … counted from 0, as in transformers; in all layers of switch-c."""
   for name, layers in (("switch-base-8", ["mlp_0", "moe_1"]), ("switch-c-2048", ["moe"])):
     model = abstract(switch, name)
     for stack in (model.encoder, model.decoder):
@@ -47,7 +47,7 @@ def test_experts_are_in_the_layers_of_the_checkpoints():
       assert stack.repeats == model.variant.dims.layers // len(layers)
 
 
-# Tiny ones
+# Small models
 
 
 SWITCH = Variant(Dims(16, 4, 4, 4, 32, 2), switch.VARIANTS["switch-base-8"].design, tiny.VOCAB)
@@ -60,7 +60,7 @@ def build_switch(**routing):
   return make, jax.jit(make)(jax.random.key(1))
 
 
-def test_the_objective_adds_the_losses_of_the_routers():
+def test_objective_adds_the_losses_of_the_routers():
   _, model = build_switch()
   batch = tiny.batch(4, 8, 6)
   outputs = jax.jit(lambda model: model(batch))(model)
@@ -71,16 +71,18 @@ def test_the_objective_adds_the_losses_of_the_routers():
   for name in ("moe_dropped", "moe_violation"):  # means over both layers
     assert float(sums[denominator(name, sums)]) == 2 * weights
     assert denominator("moe_z_loss", sums) == "weights"
-  # one layer with experts in each of two stacks
+  # Each of the two stacks has one layer with experts.
   assert float(outputs["moe_balance_loss"]) >= 2 * 0.01 * 0.99
   added = sums["loss"] + sums["z_loss"] + sums["moe_balance_loss"] + sums["moe_z_loss"]
   np.testing.assert_allclose(loss, added, rtol=1e-6)
 
 
 @pytest.mark.more
-def test_accumulated_steps_show_and_lower_the_losses():
-  """Each part of the batch is balanced by itself, and counts by its target tokens; every parameter
-  moves."""
+def test_accumulated_steps_report_and_lower_the_losses():
+  """Each part of the batch is balanced separately and weighted by its target tokens.
+
+  Every parameter changes.
+  """
   rules = Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
   make, model = build_switch(jitter=0.0)
   schedule = SCHEDULES["constant"](learning_rate=0.01)
@@ -109,7 +111,7 @@ def test_accumulated_steps_show_and_lower_the_losses():
     assert float(jnp.abs(state.params[name] - before).max()) > 1e-3, name
 
 
-def test_flops_of_mixtral_are_those_of_two_experts():
+def test_flops_of_mixtral_count_two_experts():
   B = 2
   T = 128
   D = 4096

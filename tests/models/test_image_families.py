@@ -1,4 +1,4 @@
-"""Image families use patches and positions rightly, in every way of computing them."""
+"""Image families use patches and positions correctly, and compute the same in every form."""
 
 import dataclasses
 
@@ -25,29 +25,29 @@ from tests.models import families
 from tests.models.families import FORMS, assert_close, assert_same
 from tests.models.image_families import case, deviation
 
-FOUND = slots.names(t5x_like.models)
-FAMILIES = [n for n in FOUND if issubclass(slots.module(n, t5x_like.models).Model, ImageEncoder)]
+NAMES = slots.names(t5x_like.models)
+FAMILIES = [n for n in NAMES if issubclass(slots.module(n, t5x_like.models).Model, ImageEncoder)]
 POSITIONS = slots.names(image_positions)
-
-
 CASES = [case(family) for family in FAMILIES] + [
   case(position=name) for name in POSITIONS if name != "learned_1d"
 ]
 CASES += [case(position={"name": "relative_2d", "shared": True}, class_tokens=0)]
-EVERYWHERE = [
-  {"name": f"learned_{n}d", "at": at} for n, at in ((1, "every_layer"), (2, "every_layer_shared"))
+POSITIONS_OF_LAYERS = [
+  {"name": "learned_1d", "at": "every_layer"},
+  {"name": "learned_2d", "at": "every_layer_shared"},
 ]
-CASES += [case(position=one) for one in EVERYWHERE]
+CASES += [case(position=position) for position in POSITIONS_OF_LAYERS]
 AUTOENCODER = {"name": "reconstruction", "depth": 2, "embed": 8, "heads": 4, "mlp": 16}
 CASES += [case(position="sinusoidal_2d", head=AUTOENCODER), case(head={"name": "patch_colours"})]
 BIT = {"name": "bit", "stem": 4, "widths": (16,), "depths": (1,), "groups": 2}
 HYBRID = case(backbone=BIT, patch=8, resolution=24)
 CASES += [dataclasses.replace(HYBRID, name="vit:hybrid")]
-# height, width
+# Heights and widths.
 OBLONG = {"vit": (6, 10), "swin": (11, 15), "swin_v2": (16, 11)} | topics.cases("OBLONG_IMAGES")
 for family, resolution in OBLONG.items():
   oblong = case(family, resolution=resolution)
   CASES.append(dataclasses.replace(oblong, name=f"{family}:oblong"))
+# Cases that run in `make test-more` only, because other cases contain their parts.
 LATER = (
   "vit:oblong",
   "swin:oblong",
@@ -60,15 +60,14 @@ LATER = (
   "vit:sinusoidal_1d",
   "vit:{'name': 'learned_1d'",
   *topics.cases("LATER_IMAGE_CASES"),
-)  # other cases have their parts
+)
 MARKED = [more.later(case) if case.name.startswith(LATER) else case for case in CASES]
-EVERY = pytest.mark.parametrize("chosen", MARKED, ids=lambda case: case.name)
 
 
-@EVERY
+@pytest.mark.parametrize("chosen", MARKED, ids=lambda case: case.name)
 @pytest.mark.parametrize("turn", more.beyond(1, range(2)))
-def test_every_way_of_computing_is_the_same_function_and_every_parameter_is_trained(chosen, turn):
-  plain = families.plain(chosen)
+def test_gradients_are_nonzero_and_equal_in_every_form_and_sharded(chosen, turn):
+  plain = families.plain_value_and_gradients(chosen)
   case_number = CASES.index(chosen)
   for name, gradient in plain[1].items():
     assert np.isfinite(gradient).all(), name
@@ -87,17 +86,19 @@ SPLIT = [
 
 
 @pytest.mark.parametrize("chosen", more.beyond(2, SPLIT), ids=lambda case: case.name)
-def test_a_sequence_that_does_not_divide_among_devices_is_split_all_the_assert_same(chosen):
+def test_sequence_of_a_length_that_devices_do_not_divide_is_split(chosen):
   rules = Rules.make(make_mesh({"data": 2, "sequence": 4}))
-  assert_same(families.value_and_gradients(chosen, rules), families.plain(chosen))
+  assert_same(
+    families.value_and_gradients(chosen, rules), families.plain_value_and_gradients(chosen)
+  )
   assert not rules.dropped
 
 
-@pytest.mark.parametrize("name", [*POSITIONS, *EVERYWHERE], ids=str)
-def test_without_positions_the_order_of_patches_means_nothing(name):
+@pytest.mark.parametrize("name", [*POSITIONS, *POSITIONS_OF_LAYERS], ids=str)
+def test_order_of_patches_matters_only_with_positions(name):
   chosen = case(position=name)
   model = families.model(chosen)
-  image = families.whole(chosen, 2)["image"]
+  image = families.full_rows(chosen, 2)["image"]
   order = np.random.default_rng(0).permutation(9)
   tiles = image.reshape(2, 3, 2, 3, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 9, 2, 2, 3)
   shuffled = (
@@ -113,8 +114,7 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
     assert_close(shuffled_logits, logits)
   else:
     assert np.abs(logits - shuffled_logits).max() > 1e-3 * np.abs(logits).max()
-  # Positions are explicit: patches given in another order, with their numbers, are the same
-  # patches.
+  # Positions are explicit, so patches may be passed in another order with their numbers.
   visible_BK = np.tile(order, (2, 1))
   states = model.encode(image)[0]
   encoded = model.encode(image, visible_BK=jnp.asarray(visible_BK))[0]
@@ -125,9 +125,8 @@ def test_without_positions_the_order_of_patches_means_nothing(name):
 HEADS = {swin: "swin-tiny", convnext: "convnext-tiny"}
 
 
-def test_dropout_is_in_the_layers_and_behind_positions_but_not_behind_the_last_norm():
-  """As in the code of ViT's authors; only a head that asks for it drops out before its
-  classifier."""
+def test_vit_has_dropout_in_layers_and_after_positions_but_not_after_the_last_norm():
+  """As in the authors' code. A head has dropout before its classifier only by its argument."""
 
   def build_model(**head):
     options = dict(variant="vit-tiny", dropout=0.5, head={"name": "image_classification", **head})
@@ -135,28 +134,28 @@ def test_dropout_is_in_the_layers_and_behind_positions_but_not_behind_the_last_n
 
   plain = build_model()
   block = build_model().encoder.blocks
-  within = (
+  dropouts = (
     plain.inputs.dropout,
     block.self_attention.dropout,
     block.mlp.dropout,
     block.mlp.layer.dropout,
   )
-  assert {one.rate for one in within} == {0.5}
-  assert (
-    plain.encoder.dropout.rate,
-    plain.head.dropout.rate,
-    build_model(dropout=0.3).head.dropout.rate,
-  ) == (0.0, 0.0, 0.3)
+  assert {dropout.rate for dropout in dropouts} == {0.5}
+  assert plain.encoder.dropout.rate == 0.0
+  assert plain.head.dropout.rate == 0.0
+  assert build_model(dropout=0.3).head.dropout.rate == 0.3
   network = jax.eval_shape(
     lambda: convnext.Model(nnx.Rngs(params=jax.random.key(0)), variant="convnext-tiny", dropout=0.5)
   )
   assert network.head.dropout.rate == 0.5
 
 
-def test_patches_and_heads_start_as_in_each_authors_code():
-  """Google's convolutions have the variance 1 / fan in, PyTorch's a third; DeiT's recipes say 0.02
-  of all kernels. Google's heads start at 0, the others with the deviation of the other kernels."""
+def test_patches_and_heads_are_initialised_as_in_the_authors_code():
+  """The variance of Google's convolutions is 1 / fan_in, and of PyTorch's a third of that.
 
+  DeiT uses the deviation 0.02 for all kernels. Google's heads are zero, and others have the
+  deviation of the other kernels.
+  """
   assert deviation(vit, "vit-tiny") == pytest.approx(48**-0.5)
   assert deviation(vit, "vit-tiny", design={"init_stddev": 0.02}) == 0.02
   assert deviation(swin, "swin-tiny") == pytest.approx((3 * 12) ** -0.5)
@@ -169,10 +168,10 @@ def test_patches_and_heads_start_as_in_each_authors_code():
   assert set(deviations.values()) == {0.02}
 
 
-def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():
+def test_autoencoder_depends_only_on_visible_patches_in_any_order():
   chosen = case(position="sinusoidal_2d", head=AUTOENCODER)
   model = families.model(chosen)
-  batch = families.whole(chosen, 2)
+  batch = families.full_rows(chosen, 2)
   gradient = jax.grad(lambda x: jnp.sum(model(batch | {"image": x})["logits"] ** 2))(batch["image"])
   influences = np.abs(np.asarray(patchify(gradient, chosen.variant))).max(-1) > 0
   assert np.array_equal(
@@ -190,15 +189,15 @@ def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():
   )
 
 
-def test_layer_scale_is_a_factor_of_what_each_sublayer_adds():
-  """A model with it equals one without it whose output kernels and biases are multiplied by it."""
+def test_layer_scale_multiplies_the_output_of_each_sublayer():
+  """A model with it equals one without it whose output kernels and biases are scaled."""
   plain = case()
   design = dataclasses.replace(plain.variant.design, layer_scale=1e-4)
   scaled = families.Case(
     "vit:layer_scale", "vit", dataclasses.replace(plain.variant, design=design)
   )
   model = families.model(scaled)
-  batch = families.whole(plain, 2)
+  batch = families.full_rows(plain, 2)
   fresh = params.arrays(scaled.model_class(nnx.Rngs(0), variant=scaled.variant))
   scales = [name for name in fresh if name.endswith("res_norm/scale")]
   assert len(scales) == 2
@@ -206,8 +205,8 @@ def test_layer_scale_is_a_factor_of_what_each_sublayer_adds():
   arrays = params.arrays(model)
   for name in scales:
     scale = arrays.pop(name)
-    where = name.removesuffix("res_norm/scale") + "layer/"
-    out = where + ("out" if "attention" in name else "wo")
+    layer = name.removesuffix("res_norm/scale") + "layer/"
+    out = layer + ("out" if "attention" in name else "wo")
     arrays[f"{out}/kernel"] = arrays[f"{out}/kernel"] * scale[:, None]
     arrays[f"{out}/bias"] = arrays[f"{out}/bias"] * scale
   folded = params.with_arrays(families.model(plain), arrays)
@@ -222,7 +221,7 @@ def test_positions_of_every_layer_repeat_the_shared_ones(name):
   def logits(added_at, arrays):
     chosen = case(position={"name": name, "at": added_at})
     return np.asarray(
-      params.with_arrays(families.abstract(chosen), arrays)(families.whole(chosen, 2))["logits"]
+      params.with_arrays(families.abstract(chosen), arrays)(families.full_rows(chosen, 2))["logits"]
     )
 
   arrays = families.arrays(case(position={"name": name, "at": "every_layer"}))
@@ -250,16 +249,16 @@ def test_positions_of_every_layer_repeat_the_shared_ones(name):
   assert np.abs(shared - at_inputs).max() > 1e-2
 
 
-def test_every_pixel_has_an_influence():
+def test_output_depends_on_every_pixel():
   chosen = case()
-  image = families.whole(chosen, 1)["image"]
+  image = families.full_rows(chosen, 1)["image"]
   gradient = jax.grad(lambda x: jnp.sum(families.model(chosen)({"image": x})["logits"] ** 2))(image)
   assert (np.abs(gradient) > 0).all()
 
 
-def test_a_dropped_path_leaves_out_all_of_an_example():
+def test_drop_path_drops_a_sublayer_for_a_whole_example():
   chosen = case(dims=Dims(16, 4, 4, 4, 32, 1))
-  batch = families.whole(chosen, 8)
+  batch = families.full_rows(chosen, 8)
   model = families.model(chosen, drop_path=0.5, drop_path_rates="uniform")
   plain = np.asarray(families.model(chosen)(batch)["logits"])
   assert_close(np.asarray(model(batch)["logits"]), plain)
@@ -269,7 +268,7 @@ def test_a_dropped_path_leaves_out_all_of_an_example():
   assert 2 <= len(rows) <= 4, "one layer with two sublayers has four outcomes for an example"
 
 
-def test_a_table_is_interpolated_for_another_grid():
+def test_table_of_positions_is_interpolated_for_another_grid():
   def scheme(rows, columns):
     arguments = 4, params.normal(1.0), Grid(rows, columns, 1)
     return jax.eval_shape(lambda key: learned_1d.make(nnx.Rngs(key), *arguments), jax.random.key(0))
@@ -279,21 +278,18 @@ def test_a_table_is_interpolated_for_another_grid():
   larger = np.asarray(scheme(6, 8).resize(table, scheme(3, 4)))
   np.testing.assert_array_equal(larger[0], table[0])
   np.testing.assert_allclose(learned_1d.cubic_weights(5, 13).sum(1), 1, atol=1e-6)
-  weights = [
-    -0.10546875,
-    0.87890625,
-    0.26171875,
-    -0.03515625,
-  ]  # of the cubic kernel with a = -0.75, a quarter past a cell
+  # The cubic kernel with a = -0.75, at a quarter of a cell.
+  weights = [-0.10546875, 0.87890625, 0.26171875, -0.03515625]
   np.testing.assert_array_equal(learned_1d.cubic_weights(8, 16)[7, 2:6], weights)
 
 
 @pytest.mark.parametrize(
-  "name", ["learned_1d", "learned_2d", "relative_1d", "relative_2d", EVERYWHERE[0]], ids=str
+  "name",
+  ["learned_1d", "learned_2d", "relative_1d", "relative_2d", POSITIONS_OF_LAYERS[0]],
+  ids=str,
 )
 def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
-  """Tables that grow linearly from cell to cell still do, away from the border, at the same places
-  of the image."""
+  """A table that is linear over the cells remains linear, except at the borders."""
   position = name
   name = name if isinstance(name, str) else name["name"]
   models = [families.abstract(case(position=position, resolution=side)) for side in (12, 24)]
@@ -304,7 +300,7 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
   for n in changed:
     rows = small[n].shape[-2]
     extra = {"learned_1d": 1, "relative_2d": 3}.get(name, 0)
-    # the class token's comes first, its relations last
+    # In learned_1d the row of the class token is first; its relations are last in the others.
     first = extra if name == "learned_1d" else 0
     table = np.zeros(small[n].shape, np.float32)
     side = {"learned_1d": 6, "relative_2d": 11}.get(name)
@@ -321,7 +317,7 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
     )
     steps = np.diff(between, axis=-3)
     inner = slice(3 + steps.shape[-3] // 20, -3 - steps.shape[-3] // 20)
-    # cubic of a = -0.75
+    # The cubic kernel overshoots.
     np.testing.assert_allclose(steps[..., inner, :, :], 1 / between.shape[-3], rtol=0.35)
     same = warm_start._resize_positions(
       n, jnp.asarray(table), small[n], (models[0], models[0]), "runs/other"
@@ -341,7 +337,7 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
       )
 
 
-def test_relative_positions_depend_on_offsets_alone():
+def test_relative_positions_depend_only_on_offsets():
   grid = Grid(3, 4, 2)
   rows = relative_2d.pair_rows(grid)
   bias_by_offset = {}
@@ -358,7 +354,7 @@ def test_sinusoidal_positions_encode_rows_and_columns():
   patches = table[1:].reshape(3, 4, 16)
   assert not table[0].any()
   assert len(np.unique(table, axis=0)) == 13
-  # half of the channels: the column
+  # Half of the channels encode the column.
   np.testing.assert_array_equal(patches[0, :, :8], patches[2, :, :8])
   np.testing.assert_array_equal(patches[:, 0, 8:], patches[:, 3, 8:])
   np.testing.assert_allclose(patches[2, 3, 0], np.sin(3), atol=1e-6)
@@ -404,19 +400,19 @@ def test_sinusoidal_positions_encode_rows_and_columns():
       "config.model.head: found .*through a backbone patches see their neighbours",
     ),
     (
-      {"family": "swin", "position": EVERYWHERE[0]},
+      {"family": "swin", "position": POSITIONS_OF_LAYERS[0]},
       None,
       "config.model.design.position: found .*'every_layer'.*'at'",
     ),
   ],
 )
-def test_images_and_options_that_do_not_fit_are_refused(changes, shape, message):
+def test_images_of_other_shapes_and_bad_options_are_refused(changes, shape, message):
   with pytest.raises(UserError, match=message):
     model = families.abstract(case(**changes))
     jax.eval_shape(lambda m, x: m({"image": x}), model, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
-def test_the_last_norm_stands_before_pooling_after_it_or_both():
+def test_last_norm_is_before_pooling_after_it_or_both():
   chosen = case(dims=Dims(16, 4, 4, 4, 32, 1))
   generator = np.random.default_rng(0)
   x_BTD = generator.standard_normal((2, 10, 16), np.float32)

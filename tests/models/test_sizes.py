@@ -1,8 +1,7 @@
-"""Parameter counts of all published sizes, by abstract evaluation: (family, variant, count, how far
-it may be off).
+"""Parameter counts of all published sizes equal the published counts.
 
-A tolerance of 0 is a count published to the last digit, or that of the published checkpoint;
-otherwise it is half of the last digit stated, as a fraction.
+Rows are (family, variant, count, relative tolerance). The tolerance is 0 for a count that is
+published exactly, or of a published checkpoint. Otherwise it is half of the last published digit.
 """
 
 import jax
@@ -238,8 +237,7 @@ def test_published_count(family, variant, expected, tolerance):
   assert count == pytest.approx(expected, rel=tolerance, abs=0)
 
 
-# family, variant, count, how it is stated; and arguments, where the count is that of another head
-# or network
+# (family, variant, count, its source; arguments, if the count is of another head or network)
 POOLED = {"head": "pooled"}
 NO_HEAD = {"head": "none"}
 DISCRIMINATOR = {"network": "Discriminator"}
@@ -356,7 +354,7 @@ UMT5_SIZES = ("small", "base", "xl", "xxl")
 
 
 @pytest.mark.parametrize("size", UMT5_SIZES)
-def test_umt5_is_mt5_with_more_tokens_and_a_position_table_in_every_layer(size):
+def test_umt5_equals_mt5_with_more_tokens_and_a_position_table_in_every_layer(size):
   dims = t5.VARIANTS[f"mt5-{size}"].dims
   tokens = 2 * (256_384 - 250_112) * dims.embed
   tables = 2 * (dims.layers - 1) * 32 * dims.heads
@@ -365,7 +363,7 @@ def test_umt5_is_mt5_with_more_tokens_and_a_position_table_in_every_layer(size):
   assert umt5_count == mt5_count + tokens + tables
 
 
-def test_every_variant_of_t5_is_counted_or_ours():
+def test_every_published_variant_of_t5_has_a_count():
   our_variants = {"t5-tiny", "t5-mini", "t5-v1_1-micro", "t5-v1_1-tiny", "t5-v1_1-mini"}
   variants_of_tests = {"nano", "odd"}
   published_variants = {variant for _, variant, *_ in T5_SIZES}

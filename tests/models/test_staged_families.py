@@ -1,4 +1,4 @@
-"""Families in stages limit attention to windows, equal plain numpy, and resize their positions."""
+"""Image encoders in stages attend within windows, merge patches, and resize their positions."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from tests.models.image_families import case
 
 
 @pytest.mark.parametrize("side, window, shift", [(8, 4, 2), (7, 3, 1), (6, 3, 0), (5, 5, 0)])
-def test_a_window_sees_itself_alone_and_nothing_across_the_border(side, window, shift):
+def test_attention_stays_within_windows_and_does_not_wrap_around(side, window, shift):
   dims = Dims(4, 1, 1, 4, 8, 1)
 
   def make(key):
@@ -41,8 +41,7 @@ def test_a_window_sees_itself_alone_and_nothing_across_the_border(side, window, 
     return layer(x_BTD, Context(mask=Mask(pos, pos)), None, None)[0]
 
   reach = np.abs(np.asarray(jax.jit(jax.jacobian(run))(x_BTD))).max((2, 5))  # [B, T, B, T]
-  # A shifted grid begins with the `shift` rows (and columns) that are left over, then come whole
-  # windows.
+  # A shifted grid begins with `shift` remaining rows (and columns), followed by whole windows.
   group = (np.arange(side) - shift) // window
   together = (group[:, None, None, None] == group[None, None, :, None]) & (
     group[:, None, None] == group
@@ -52,9 +51,8 @@ def test_a_window_sees_itself_alone_and_nothing_across_the_border(side, window, 
 
 
 @pytest.mark.parametrize("rows, columns, shift", [(10, 7, 2), (8, 8, 0)])
-def test_windows_in_the_kernel_of_short_sequences_equal_dense_ones(rows, columns, shift):
-  """Output and gradients of x and of the parameters, the bias among them, also where windows are
-  padded."""
+def test_windows_in_the_short_core_equal_the_dense_core(rows, columns, shift):
+  """In outputs and gradients of x and all parameters, also where windows are padded."""
   dims = Dims(64, 4, 4, 16, 8, 1)
   grid = Grid(4, 4)
 
@@ -82,7 +80,7 @@ def test_windows_in_the_kernel_of_short_sequences_equal_dense_ones(rows, columns
     assert_close(short, dense)
 
 
-def test_merging_puts_squares_side_by_side():
+def test_patch_merging_concatenates_two_by_two_patches():
   layer = jax.eval_shape(
     lambda key: PatchMerging(
       Grid(3, 3), 2, 8, nnx.Rngs(key), init=params.zeros, norm=lambda x: x, norm_first=True
@@ -101,12 +99,12 @@ def test_merging_puts_squares_side_by_side():
       )
 
 
-def test_rates_of_dropped_paths_grow_from_layer_to_layer():
+def test_drop_path_rates_increase_over_the_layers():
   chosen = case("swin", depths=(1, 1))
   shares = [drop_path_shares("linear", (2, 4), n) for n in range(2)]
   np.testing.assert_allclose(sum(shares, ()), np.linspace(0, 1, 6))
   model = families.model(chosen, drop_path=0.9)
-  batch = families.whole(chosen, 8)
+  batch = families.full_rows(chosen, 8)
 
   @jax.jit
   def stages(key):
@@ -117,14 +115,14 @@ def test_rates_of_dropped_paths_grow_from_layer_to_layer():
     jax.tree.map(np.asarray, stages(key)) for key in (None, jax.random.key(0), jax.random.key(1))
   )
   for other_first, after in runs:
-    np.testing.assert_array_equal(other_first, first)  # its rate is 0
+    np.testing.assert_array_equal(other_first, first)  # the first rate is 0
     assert np.abs(after - last).max() > 0.1
   entry = np.asarray(model.stage_2.entry(jnp.asarray(first), None, None, None)[0])
   dropped = [np.abs(after - entry).max((1, 2)) < 1e-6 for _, after in runs]
-  assert 8 <= np.sum(dropped) < 16, "of 16 examples, 13 lose both sublayers in the mean"
+  assert 8 <= np.sum(dropped) < 16, "of 16 examples, 13 lose both sublayers on average"
 
 
-def test_another_window_starts_from_the_interpolated_table():
+def test_table_of_relative_positions_is_interpolated_for_another_window():
   name = "stage_1/stack/blocks/self_attention_1/layer/position/table"
   source = families.abstract(case("swin", window=3))
   target = families.abstract(case("swin", window=2))
@@ -136,7 +134,7 @@ def test_another_window_starts_from_the_interpolated_table():
   )
   assert resized.shape == fresh.shape == (1, 25, 2)
   assert old.shape == (1, 9, 2)
-  # no offset stays in the middle
+  # The row of offset zero is in the middle of both tables.
   np.testing.assert_allclose(resized[0, 12], table[0, 4], atol=1e-6)
   module = source.stage_1.stack.blocks.self_attention_1.layer.position
   np.testing.assert_allclose(
@@ -147,7 +145,7 @@ def test_another_window_starts_from_the_interpolated_table():
   np.testing.assert_allclose(module.resize(jnp.asarray(resized), module), resized, atol=1e-6)
 
 
-def test_offsets_on_a_logarithmic_scale_keep_their_place_in_another_window():
+def test_logarithmic_offsets_are_the_same_in_a_larger_window():
   small = log_cpb.log_offsets(Grid(8, 8))
   large = log_cpb.log_offsets(Grid(16, 16), 8)
   for offsets, side in ((small, 8), (large, 16)):
@@ -171,7 +169,7 @@ def test_offsets_on_a_logarithmic_scale_keep_their_place_in_another_window():
     ("swin", {"head": {"name": "reconstruction"}}, ("config.model.head: found ", "reconstruction")),
   ],
 )
-def test_sizes_that_do_not_fit_are_refused(family, changes, words):
+def test_bad_sizes_are_refused(family, changes, words):
   with refuses(*words):
     families.abstract(case(family, **changes))
 
@@ -193,13 +191,13 @@ def test_positions_of_patches_that_hugging_face_lacks_are_refused(position, word
   "shape, key",
   [((1, 11, 11, 1), "config.model.channels"), ((1, 8, 8, 3), "config.model.resolution")],
 )
-def test_images_of_another_kind_are_refused(family, shape, key):
+def test_images_of_other_shapes_are_refused(family, shape, key):
   model = families.abstract(case(family))
   image = jax.ShapeDtypeStruct(shape, jnp.float32)
   with refuses(key):
     jax.eval_shape(lambda m, x: m({"image": x}), model, image)
 
 
-def test_registers_are_refused_where_there_are_stages():
+def test_registers_are_refused_in_encoders_with_stages():
   with refuses("config.model.registers: found 4"):
     families.abstract(case("swin"), registers=4)

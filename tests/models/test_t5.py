@@ -1,4 +1,4 @@
-"""T5 is the same function in every way of computing it, and drops out by its key alone."""
+"""T5 computes the same in every form, and its dropout depends only on the key."""
 
 import functools
 
@@ -23,12 +23,12 @@ def model(version="1.1", **arguments):
   return tiny.model(SIZES[version], **arguments)
 
 
-# One computation, many forms
+# Forms of one computation
 
 
 @functools.cache
 def loss_and_gradients(version, dropout, **form):
-  """The value and gradients of the objective; the weights are the same whatever the form."""
+  """Return the value and gradients of the objective; all forms have the same weights."""
   m = tiny.abstract(SIZES[version], dropout=dropout, **form)
   batch = tiny.batch(2, 9, 7)
   arrays = params.arrays(model(version))
@@ -56,8 +56,8 @@ OFFLOAD = {"name": "offload", "names": ["query", "mlp_hidden"], "save": ["contex
     ],
   ),
 )
-def test_scan_loop_and_remat_are_the_same_function(version, dropout, form):
-  # a form may hold a dict
+def test_scan_loop_and_remat_have_equal_gradients(version, dropout, form):
+  # A form may contain a dict, which cannot be a key of the cache.
   value, gradients = loss_and_gradients.__wrapped__(version, dropout, **form)
   expected, expected_gradients = loss_and_gradients(version, dropout)
   np.testing.assert_allclose(value, expected, rtol=1e-6)
@@ -65,7 +65,7 @@ def test_scan_loop_and_remat_are_the_same_function(version, dropout, form):
 
 
 def trace_gradient(remat) -> str:
-  """Return the program of the gradient of a T5 with a policy of rematerialisation."""
+  """Return the program of the gradient of a T5 with this rematerialisation."""
   m = tiny.abstract(SIZES["1.1"], remat=remat)
   batch = tiny.batch(2, 9, 7)
   gradient = jax.grad(lambda m: Objective()(m, batch)[0], allow_int=True)
@@ -76,7 +76,7 @@ def count_products(remat) -> int:
   return trace_gradient(remat).count("dot_general[")
 
 
-def test_remat_recomputes_the_products_that_it_does_not_keep():
+def test_remat_recomputes_the_products_that_it_does_not_save():
   full = count_products("full")
   partial = count_products({"name": "save", "names": ["mlp_hidden"]})
   minimal = count_products("minimal")
@@ -85,7 +85,7 @@ def test_remat_recomputes_the_products_that_it_does_not_keep():
   assert full > count_products("dots") >= none
 
 
-def test_offloaded_activations_are_moved_to_the_hosts_memory_and_back():
+def test_offloaded_activations_are_moved_to_host_memory():
   program = trace_gradient({"name": "offload", "names": ["key"]})
   assert "<host>" in program or "pinned_host" in program
 
@@ -101,7 +101,7 @@ def test_offloaded_activations_are_moved_to_the_hosts_memory_and_back():
     ),
   ],
 )
-def test_a_bad_remat_is_refused(remat, message):
+def test_bad_remat_is_refused(remat, message):
   with pytest.raises(UserError, match=message):
     tiny.abstract(SIZES["1.1"], remat=remat)
 
@@ -144,7 +144,7 @@ def test_decoding_in_chunks_equals_the_forward_pass():
 # Precision
 
 
-def test_bfloat16_gradients_point_where_those_of_float32_do():
+def test_bfloat16_gradients_are_close_to_float32():
   value, low = loss_and_gradients("1.1", 0.0, dtype="bfloat16")
   expected, full = loss_and_gradients("1.1", 0.0)
   assert abs(value - expected) < 0.01 * expected
@@ -160,7 +160,7 @@ def test_bfloat16_gradients_point_where_those_of_float32_do():
 # Dropout
 
 
-def test_dropout_depends_on_its_key_alone():
+def test_dropout_depends_only_on_its_key():
   m = params.with_arrays(tiny.abstract(SIZES["1.1"], dropout=0.1), params.arrays(model("1.1")))
   batch = tiny.batch(2, S, T)
 
@@ -178,15 +178,14 @@ def test_dropout_depends_on_its_key_alone():
   assert np.abs(first - plain).max() > 1e-2
 
 
-def test_no_two_dropouts_share_a_key(monkeypatch):
-  """There are 2 stacks x (input, output, 2 layers x (attention, MLP and residuals))."""
+def test_all_dropouts_have_different_keys(monkeypatch):
   form = dict(dropout=0.5, layers="loop")
   m = params.with_arrays(tiny.abstract(SIZES["1.1"], **form), params.arrays(model("1.1")))
   batch = tiny.batch(1, S, T)
   draw_mask = dims.dropout_mask
   keys = []
 
-  def note_key_and_draw_mask(key, *arguments):
+  def record_key_and_draw_mask(key, *arguments):
     keys.append(jax.random.key_data(key))
     return draw_mask(key, *arguments)
 
@@ -195,9 +194,10 @@ def test_no_two_dropouts_share_a_key(monkeypatch):
     m(batch, jax.random.key(0))
     return keys
 
-  monkeypatch.setattr(dims, "dropout_mask", note_key_and_draw_mask)
+  monkeypatch.setattr(dims, "dropout_mask", record_key_and_draw_mask)
   drawn_keys = [tuple(np.asarray(key).tolist()) for key in run()]
-  encoder = 2 + 2 * (2 + 2)  # attention and its residual, MLP and its residual
+  # Inputs and outputs; in each of two layers, attention, its residual, MLP and its residual.
+  encoder = 2 + 2 * (2 + 2)
   decoder = 2 + 2 * (2 + 2 + 2)
   assert len(drawn_keys) == encoder + decoder
   assert len(set(drawn_keys)) == len(drawn_keys)

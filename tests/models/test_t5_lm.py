@@ -1,4 +1,4 @@
-"""T5's decoder-only models see a prefix as an encoder does and the rest causally."""
+"""T5's decoder-only models attend in both directions in a prefix, and causally after it."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
 DIMS = Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2)
-T = 24  # beyond the exact buckets of either kind
+T = 24  # longer than the exact buckets of relative positions
 
 
 def model(name: str):
@@ -32,7 +32,7 @@ def logits(m, batch):
   return np.asarray(jax.jit(lambda m, batch: m(batch)["logits"])(m, batch))
 
 
-def test_a_prefix_lm_of_inputs_alone_is_t5s_encoder():
+def test_prefix_lm_on_a_full_prefix_equals_t5s_encoder():
   m = model("prefix-tiny")
   arrays = {n.replace("decoder/", "encoder/"): x for n, x in params.arrays(m).items()}
   variant = dataclasses.replace(m.variant, design=t5.V1_0, head="none")
@@ -47,21 +47,21 @@ def test_a_prefix_lm_of_inputs_alone_is_t5s_encoder():
 
 
 @pytest.mark.parametrize("name, used", [("tiny", False), ("prefix-tiny", True)])
-def test_buckets_after_the_query_are_the_prefix_lms(name, used):
+def test_only_the_prefix_lm_distinguishes_keys_after_the_query(name, used):
   m = model(name)
   bias_NTS = np.asarray(m.decoder.position.bias(np.arange(T)[None], np.arange(T)[None]))[0]
-  above = bias_NTS[:, ~np.tri(T, dtype=bool)]
-  assert (len(np.unique(above[0])) > 1) == used
+  bias_of_later_keys = bias_NTS[:, ~np.tri(T, dtype=bool)]
+  assert (len(np.unique(bias_of_later_keys[0])) > 1) == used
 
 
 @pytest.mark.parametrize("name", ["tiny", "prefix-tiny"])
-def test_only_the_prefix_sees_ahead(name):
+def test_attention_is_bidirectional_only_in_the_prefix(name):
   m = model(name)
   inputs = batch(10)
   changed = {**inputs, "decoder_input_tokens": inputs["decoder_input_tokens"].copy()}
   changed["decoder_input_tokens"][:, 9] = 2
   differs = (logits(m, inputs) != logits(m, changed)).any(-1)
-  assert differs.all()  # the last token of the prefix reaches all
+  assert differs.all()  # all outputs depend on the last token of the prefix
   changed["decoder_input_tokens"][:] = inputs["decoder_input_tokens"]
   changed["decoder_input_tokens"][:, 15] = 2
   differs = (logits(m, inputs) != logits(m, changed)).any(-1)

@@ -1,4 +1,4 @@
-"""XLNet predicts from the tokens that come earlier in its order, in packed rows too."""
+"""XLNet predicts a token from the tokens earlier in its order, also in packed rows."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,9 @@ import pytest
 import tiny
 from t5x_like.errors import UserError
 from t5x_like.models import xlnet
-from tests.models.families import Nudged, shrunk
+from tests.models.families import NudgedEmbed, shrink
 
-VARIANT = shrunk(xlnet.VARIANTS["xlnet-base"])
+VARIANT = shrink(xlnet.VARIANTS["xlnet-base"])
 TOKENS = np.random.default_rng(0).integers(3, 64, (2, 7)).astype(np.int32)
 TOKENS[:, 0] = VARIANT.tokens.start
 TYPES = np.repeat([[0, 1]], (4, 3), axis=1).repeat(2, 0).astype(np.int32)
@@ -23,23 +23,23 @@ def model():
   return tiny.model(VARIANT, family=xlnet)
 
 
-def test_a_prediction_depends_on_given_tokens_and_on_those_predicted_before_it(model):
-  """Gradients of the query stream are zero for the token itself and for tokens predicted later."""
+def test_prediction_depends_on_context_tokens_and_earlier_predictions(model):
+  """Gradients of the query stream are zero for the token itself and for later predictions."""
   first_row = {name: x[:1] for name, x in BATCH.items()}
 
   @jax.jit
   def largest_gradients(model):
     def compute_states(nudge_SD):
       nudged_model = jax.tree.map(lambda x: x, model)  # a copy
-      nudged_model.embed = Nudged(model.embed, nudge_SD)
+      nudged_model.embed = NudgedEmbed(model.embed, nudge_SD)
       x_BTD, _, _ = nudged_model.encode(first_row)
-      # weights that differ, since the last norm makes the plain sum of a state constant
+      # Unequal weights, because the last norm makes the sum of a state constant.
       return x_BTD[0] @ jnp.arange(16.0)
 
     gradient_TSD = jax.jacrev(compute_states)(jnp.zeros((7, 16)))
     return jnp.abs(gradient_TSD).max(-1)
 
-  # the states of the content stream precede those of the query stream
+  # The content stream is the first half of the states, the query stream the second.
   content_depends_TS, query_depends_TS = np.split(np.asarray(largest_gradients(model)) > 0, 2)
   order = ORDER[0]
   is_earlier_TS = order[None] < order[:, None]
@@ -48,8 +48,8 @@ def test_a_prediction_depends_on_given_tokens_and_on_those_predicted_before_it(m
   assert (content_depends_TS == is_earlier_or_same_TS).all()
 
 
-def test_fewer_positions_packing_and_padding_change_no_logits(model):
-  """Masked positions alone, and two sequences packed with padding, give the logits of full rows."""
+def test_masked_positions_packing_and_padding_do_not_change_logits(model):
+  """Logits at masked positions only, and of two packed sequences, equal the logits of full rows."""
   positions = np.array([[3, 4, 1, 6], [2, 5, 0, 0]], np.int32)
   packed = {name: np.concatenate([x[0], x[1], x[0, :2]])[None] for name, x in BATCH.items()}
   packed["encoder_segment_ids"] = np.repeat([1, 2, 0], (7, 7, 2)).astype(np.int32)[None]
@@ -59,19 +59,19 @@ def test_fewer_positions_packing_and_padding_change_no_logits(model):
   full_logits = np.asarray(run(model, BATCH))
   masked_logits = np.asarray(run(model, BATCH | {"encoder_masked_positions": positions}))
   packed_logits = np.asarray(run(model, packed)[0])
-  # the second row has two masked positions, then padding
+  # The second row has two masked positions, followed by padding.
   for row, masked in ((0, positions[0]), (1, positions[1][:2])):
     expected = full_logits[row, masked]
     np.testing.assert_allclose(masked_logits[row, : len(masked)], expected, atol=1e-5)
     np.testing.assert_allclose(packed_logits[7 * row + masked], expected, atol=1e-5)
-  # `generate` predicts every masked position from the unmasked tokens alone
+  # `generate` predicts every masked position only from unmasked tokens.
   filled_logits = model.generate(BATCH | {"encoder_masked_positions": positions})["logits"].dense()
   assert filled_logits.shape == (2, 4, 64)
   assert not np.allclose(filled_logits[0, 2], masked_logits[0, 2])
 
 
-def test_states_equal_those_of_rows_that_end_with_cls(model):
-  """Published rows end with <cls>, in a segment of its own; ours begin with it."""
+def test_rows_that_begin_with_cls_have_the_same_states_as_published_rows(model):
+  """Published rows end with <cls>, in a third segment."""
   our_batch = {name: BATCH[f"encoder_{name}"] for name in ("input_tokens", "token_types")}
   published_batch = {name: np.roll(x, -1, axis=1) for name, x in our_batch.items()}
   published_batch["token_types"][:, -1] = 2
@@ -89,7 +89,7 @@ def test_states_equal_those_of_rows_that_end_with_cls(model):
     np.testing.assert_allclose(encode(model, batch)[:, :7], expected, atol=1e-5)
 
 
-def test_a_design_with_other_attention_is_refused():
+def test_designs_with_other_attention_are_refused():
   for change in ({"position": "rope"}, {"core": "auto"}, {"qk_norm": True}):
     with pytest.raises(
       UserError, match="config.model.design: found .*XLNet's attention has its own positions"

@@ -16,12 +16,12 @@ from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.tunings import lora as tunings_lora
 from tests.models.families import Case as Family
-from tests.models.families import apart, shrunk
+from tests.models.families import separate_rows, shrink
 
 CASES = {
-  "encoder": Family("bert", "bert", shrunk(bert.VARIANTS["bert-base-uncased"])),
-  "decoder": Family("gpt", "gpt", shrunk(gpt.VARIANTS["gpt2"])),
-  "encoder_decoder": Family("t5", "t5", shrunk(t5.VARIANTS["t5-v1_1-base"])),
+  "encoder": Family("bert", "bert", shrink(bert.VARIANTS["bert-base-uncased"])),
+  "decoder": Family("gpt", "gpt", shrink(gpt.VARIANTS["gpt2"])),
+  "encoder_decoder": Family("t5", "t5", shrink(t5.VARIANTS["t5-v1_1-base"])),
 }
 TARGETS = {
   "encoder": ("query", "value"),
@@ -57,7 +57,7 @@ def test_new_adapters_have_no_effect_and_merged_equals_unmerged(kind, layers):
   plain = jax.jit(lambda: build_plain_model(CASES[kind], layers))()
   zero = jax.jit(lambda: build_adapted_model(kind, layers))()
   randomised = randomise_adapters(zero)
-  batch = apart(CASES[kind])
+  batch = separate_rows(CASES[kind])
   run = jax.jit(lambda model: model(batch)["logits"])
   before = run(plain)
   randomised_logits = run(randomised)
@@ -130,7 +130,7 @@ def test_adapter_follows_its_papers_formula():
 # With FSDP only, several kernels are gathered as one.
 @pytest.mark.parametrize("mesh", beyond(1, [{"fsdp": 4, "tensor": 2}, {"fsdp": 8}]))
 def test_gradients_of_sharded_adapters_equal_one_device(mesh):
-  batch = {name: np.concatenate([x] * 8) for name, x in apart(CASES["decoder"]).items()}
+  batch = {name: np.concatenate([x] * 8) for name, x in separate_rows(CASES["decoder"]).items()}
   rules = Rules.make(make_mesh(mesh))
   model = jax.jit(lambda: randomise_adapters(build_adapted_model("decoder")))()
   abstract = jax.eval_shape(lambda: model)

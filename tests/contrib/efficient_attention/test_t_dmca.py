@@ -30,7 +30,7 @@ def case(name, core, dims=DIMS):
 
 def test_compression_reaches_all_but_the_latest_odd_token():
   """The first layer sees 3 tokens, the second all complete strides."""
-  reach = families.forward(case("reach", (LOCAL, COMPRESSED)))["reach"]
+  reach = families.compute_outputs(case("reach", (LOCAL, COMPRESSED)))["reach"]
   assert np.array_equal(reach > 0, np.tri(families.T, dtype=bool))
 
 
@@ -54,7 +54,7 @@ def test_an_encoder_may_have_cores_in_turn_and_what_does_not_fit_is_refused():
     first.design, core=(LOCAL, {"name": "linformer", "k": 4, "length": 16})
   )
   encoder = Case(
-    "roberta:turns", "roberta", families.shrunk(dataclasses.replace(first, design=design))
+    "roberta:turns", "roberta", families.shrink(dataclasses.replace(first, design=design))
   )
   blocks = families.abstract(encoder).encoder.blocks
   assert type(blocks.self_attention_0.layer.core).__name__ == "Local"

@@ -17,7 +17,7 @@ from t5x_like.models import gpt
 from t5x_like.nn import lora, params
 from t5x_like.nn.linear import ADAPTERS, without_adapters
 from t5x_like.report.writer import read_metrics
-from tests.models.families import Case, model, shrunk
+from tests.models.families import Case, model, shrink
 from tests.recipes import nano_decoder  # with the variant that the runs are of
 from tests.refusals import refuses
 from tests.runs import load_tensors
@@ -128,7 +128,7 @@ def draw_batch(case):
 @pytest.mark.parametrize("adapters", more.beyond(1, [True, False]))
 def test_loss_and_gradients_follow_the_formula(adapters):
   """Equation 7 is computed on log-softmax of all logits."""
-  case = Case("gpt", "gpt", shrunk(gpt.VARIANTS["gpt2"]))
+  case = Case("gpt", "gpt", shrink(gpt.VARIANTS["gpt2"]))
   base = model(case)
   batch = draw_batch(case)
   beta = 0.3

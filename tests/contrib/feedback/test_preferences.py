@@ -13,10 +13,10 @@ from t5x_like.contrib.feedback.objectives import orpo, reward
 from t5x_like.models import gpt
 from t5x_like.report.writer import read_metrics
 from tests.contrib.feedback.test_dpo import B, T, draw_batch, pair_flags, train_on_pairs
-from tests.models.families import Case, shrunk
+from tests.models.families import Case, shrink
 from tests.refusals import refuses
 
-CASE = Case("gpt", "gpt", shrunk(gpt.VARIANTS["gpt2"]))
+CASE = Case("gpt", "gpt", shrink(gpt.VARIANTS["gpt2"]))
 BATCH = draw_batch(CASE)
 
 

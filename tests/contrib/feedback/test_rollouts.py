@@ -16,7 +16,7 @@ from t5x_like.nn import params
 from t5x_like.objectives import flatten_rows
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from tests.models.families import Case, model, shrunk
+from tests.models.families import Case, model, shrink
 
 B = 4
 K = 3  # completions of a prompt
@@ -26,8 +26,8 @@ EOS = 1
 
 def case(architecture):
   if architecture == "decoder":
-    return Case("llama", "llama", shrunk(llama.VARIANTS["llama3.1-8b"]))
-  return Case("t5", "t5", shrunk(t5.VARIANTS["t5-v1_1-small"]))
+    return Case("llama", "llama", shrink(llama.VARIANTS["llama3.1-8b"]))
+  return Case("t5", "t5", shrink(t5.VARIANTS["t5-v1_1-small"]))
 
 
 def prompts(architecture, vocab):

@@ -49,7 +49,7 @@ LOGITS = [
 @pytest.mark.parametrize(("variant", "expected"), more.beyond(1, LOGITS), ids=["plain", "middle"])
 def test_logits_are_those_of_the_paper(variant, expected):
   case = families.Case(f"coatnet:{variant.middle}", "coatnet", variant)
-  image = families.whole(case, 3)["image"]
+  image = families.full_rows(case, 3)["image"]
   model = families.model(case)
   logits = jax.jit(lambda model, x: model({"image": x})["logits"])(model, image)
   np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
@@ -58,7 +58,7 @@ def test_logits_are_those_of_the_paper(variant, expected):
 
 @pytest.mark.more
 def test_every_parameter_has_a_gradient_and_a_mesh_changes_nothing():
-  plain = families.plain(CASE)
+  plain = families.plain_value_and_gradients(CASE)
   for name, gradient in plain[1].items():
     assert np.isfinite(gradient).all(), name
     assert np.abs(gradient).max() > 0, name
@@ -68,12 +68,12 @@ def test_every_parameter_has_a_gradient_and_a_mesh_changes_nothing():
 @pytest.mark.more
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(form.values()))
 def test_scan_loop_and_remat_are_the_same_function(form):
-  assert_same(families.value_and_gradients(CASE, **form), families.plain(CASE))
+  assert_same(families.value_and_gradients(CASE, **form), families.plain_value_and_gradients(CASE))
 
 
 @pytest.mark.more
 def test_dropped_paths_and_another_number_of_channels():
-  batch = families.whole(CASE, 4)
+  batch = families.full_rows(CASE, 4)
   model = families.model(CASE, drop_path=0.5)
   plain = np.asarray(families.model(CASE)(batch)["logits"])
   assert_close(np.asarray(model(batch)["logits"]), plain)

@@ -32,7 +32,7 @@ LOGITS = [
 @pytest.mark.parametrize(("changes", "expected"), more.beyond(1, LOGITS))
 def test_logits_are_those_of_the_paper(changes, expected):
   small = case("mvit", depths=(1, 2), **changes)
-  batch = families.whole(small, 2)
+  batch = families.full_rows(small, 2)
   logits = jax.jit(lambda model, batch: model(batch)["logits"])(families.model(small), batch)
   np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 

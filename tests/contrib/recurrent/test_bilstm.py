@@ -14,7 +14,7 @@ import tiny
 from t5x_like.errors import UserError
 from t5x_like.models import albert, bert, deberta, gpt
 from t5x_like.nn import params
-from tests.models.families import shrunk
+from tests.models.families import shrink
 
 B = 4
 T = 10
@@ -29,7 +29,7 @@ def batch() -> dict[str, jax.Array]:
 @pytest.mark.parametrize("family", [bert, more.later(albert), more.later(deberta)])
 def test_a_hidden_state_is_the_output_of_an_encoder_of_as_many_layers(family):
   """Of a post-norm encoder: state 1 is the output of the encoder of one layer."""
-  variant = shrunk(next(iter(family.VARIANTS.values())))
+  variant = shrink(next(iter(family.VARIANTS.values())))
   one_layer = dataclasses.replace(variant, dims=dataclasses.replace(variant.dims, layers=1))
 
   def states(variant, *numbers):
@@ -61,7 +61,7 @@ def test_a_hidden_state_is_the_output_of_an_encoder_of_as_many_layers(family):
 
 
 def test_a_reader_sees_later_tokens_through_a_bilstm():
-  variant = shrunk(gpt.VARIANTS["gpt1"])
+  variant = shrink(gpt.VARIANTS["gpt1"])
   tokens = batch()["encoder_input_tokens"]
   changed = tokens.at[0, 4].set(2)
   head = {"name": "bilstm", "hidden": 4}
