@@ -1,4 +1,4 @@
-"""Small training states on meshes, `mesh_of(8, 1)` by default, and checkpoints of them."""
+"""Small training states on meshes, `make_mesh(8, 1)` by default, and checkpoints of them."""
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,12 @@ from jax.sharding import PartitionSpec as P
 from t5x_like.checkpoints.manager import Checkpoints
 
 
-def mesh_of(fsdp: int, tensor: int) -> Mesh:
+def make_mesh(fsdp: int, tensor: int) -> Mesh:
   return jax.make_mesh((fsdp, tensor), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
 
 
-def shardings_of(mesh: Mesh | None) -> dict:
-  mesh = mesh or mesh_of(8, 1)
+def state_shardings(mesh: Mesh | None) -> dict:
+  mesh = mesh or make_mesh(8, 1)
   return {
     "params": {
       "embed": NamedSharding(mesh, P("fsdp", "tensor")),
@@ -31,7 +31,7 @@ def shardings_of(mesh: Mesh | None) -> dict:
 
 
 def make_state(seed: int, mesh: Mesh | None = None) -> dict:
-  """Return a random state, whose embedding has every bit pattern: NaN, infinities, subnormals."""
+  """Return a random state, whose embedding has random bits: also NaNs, infinities, subnormals."""
   random = np.random.default_rng(seed)
   bits = random.integers(0, 2**32, (64, 32), dtype=np.uint32)
   state = {
@@ -47,15 +47,15 @@ def make_state(seed: int, mesh: Mesh | None = None) -> dict:
     "step": np.int32(seed),
     "key": random.integers(0, 2**32, (2,), dtype=np.uint32),
   }
-  return jax.tree.map(jax.device_put, state, shardings_of(mesh))
+  return jax.tree.map(jax.device_put, state, state_shardings(mesh))
 
 
 def abstract_state(mesh: Mesh | None = None) -> dict:
-  """Return shapes, types and shardings of the states on a mesh."""
+  """Return the shapes, dtypes and shardings of the states on a mesh."""
   return jax.tree.map(
     lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
     make_state(0, mesh),
-    shardings_of(mesh),
+    state_shardings(mesh),
   )
 
 
@@ -79,11 +79,11 @@ def save_step(checkpoints: Checkpoints, step: int, mesh: Mesh | None = None) -> 
 
 
 def assert_restores(
-  directory, step: int, mesh: Mesh | None = None, asked: int | None = None
+  directory, step: int, mesh: Mesh | None = None, requested_step: int | None = None
 ) -> None:
-  """Assert that the newest intact step of a directory, or the one asked for, is exact."""
+  """Assert that restoring the requested step, or else the newest intact one, gives `step` exactly."""
   with Checkpoints(directory) as checkpoints:
-    restored_step, state, metadata = checkpoints.restore(abstract_state(mesh), asked)
+    restored_step, state, metadata = checkpoints.restore(abstract_state(mesh), requested_step)
   assert restored_step == step
   assert metadata == {"step": step}
   assert_is_state(state, step)

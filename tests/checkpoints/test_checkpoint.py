@@ -1,7 +1,8 @@
-"""Checkpoints are exact, survive kills and full disks, and never pass damage off as weights."""
+"""Checkpoints are exact, survive kills and full disks, and damaged ones are never restored."""
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -28,28 +30,28 @@ from t5x_like.errors import DamageError, TransientError, UserError
 from tests.checkpoints.states import (
   abstract_state,
   assert_restores,
+  make_mesh,
   make_state,
-  mesh_of,
   save_step,
   save_steps,
 )
 from tests.runs import REPO
 
 
-def data_files(directory, step):
-  """Return the files of the tensors of a step, the largest first."""
+def tensor_files(directory, step):
+  """Return the files with the tensors of a step, the largest first."""
   files = (directory / str(step) / "state").rglob("d/*")
   return sorted(files, key=lambda path: -path.stat().st_size)
 
 
-def manifest_of(directory, step):
+def manifest_path(directory, step):
   return directory / str(step) / "manifest" / "metadata"
 
 
-def test_fingerprints_do_not_depend_on_sharding_and_see_every_bit_and_place():
-  state = make_state(3, mesh_of(2, 4))["params"]
+def test_fingerprints_depend_on_bits_and_positions_but_not_on_sharding():
+  state = make_state(3, make_mesh(2, 4))["params"]
   for shape in ((8, 1), (1, 8), (4, 2)):
-    assert fingerprints(make_state(3, mesh_of(*shape))["params"]) == fingerprints(state)
+    assert fingerprints(make_state(3, make_mesh(*shape))["params"]) == fingerprints(state)
   bits = np.asarray(state["embed"]).view(np.uint32).ravel()
   variants = [bits, bits[::-1].copy()]
   for position, bit in [(0, 0), (0, 31), (5, 13), (bits.size - 1, 7)]:
@@ -57,7 +59,7 @@ def test_fingerprints_do_not_depend_on_sharding_and_see_every_bit_and_place():
     changed[position] ^= np.uint32(1 << bit)
     variants.append(changed)
   assert len({fingerprints({"x": jnp.asarray(variant)})["x"] for variant in variants}) == 6
-  kinds = {
+  arrays_of_dtypes = {
     "half": jnp.ones(3, jnp.float16),
     "flag": jnp.ones(3, bool),
     "byte": jnp.ones(3, jnp.int8),
@@ -65,26 +67,26 @@ def test_fingerprints_do_not_depend_on_sharding_and_see_every_bit_and_place():
     "scalar": jnp.float32(2),
     "key": jax.random.key(0),
   }
-  assert {len(fingerprint) for fingerprint in fingerprints(kinds).values()} == {16}
+  assert {len(fingerprint) for fingerprint in fingerprints(arrays_of_dtypes).values()} == {16}
 
 
 def test_restores_exactly_onto_other_meshes(tmp_path):
-  save_steps(tmp_path, [7], mesh_of(2, 4))
+  save_steps(tmp_path, [7], make_mesh(2, 4))
   for shape in ((2, 4), (8, 1), (1, 8)):
-    mesh = mesh_of(*shape)
+    mesh = make_mesh(*shape)
     assert_restores(tmp_path, 7, mesh)
     _, state, _ = Checkpoints(tmp_path).restore(abstract_state(mesh))
     assert state["params"]["embed"].sharding == NamedSharding(mesh, P("fsdp", "tensor"))
 
 
-def test_a_directory_that_is_not_there_holds_no_step_and_is_not_made(tmp_path):
-  assert Checkpoints(tmp_path / "nothing").restore(abstract_state()) is None
-  assert not (tmp_path / "nothing").exists()
+def test_restoring_from_an_absent_directory_does_not_make_it(tmp_path):
+  assert Checkpoints(tmp_path / "absent").restore(abstract_state()) is None
+  assert not (tmp_path / "absent").exists()
 
 
 def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path):
   values = np.arange(1 << 22, dtype=np.float32)
-  sharding = NamedSharding(mesh_of(8, 1), P("fsdp"))
+  sharding = NamedSharding(make_mesh(8, 1), P("fsdp"))
   x = jax.device_put(values, sharding)
   overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
   abstract = {"x": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)}
@@ -98,7 +100,7 @@ def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path):
   assert np.array_equal(np.asarray(state["x"]), values)
 
 
-def test_the_last_steps_and_multiples_are_kept(tmp_path):
+def test_last_steps_and_multiples_are_retained(tmp_path):
   save_steps(tmp_path, range(1, 10), keep_last=2, keep_every=4)
   assert Checkpoints(tmp_path).steps() == [4, 8, 9]
   assert Checkpoints(tmp_path).restore({}, 8) == (8, {}, {"step": 8})
@@ -107,7 +109,7 @@ def test_the_last_steps_and_multiples_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "every, steps, kept",
+  "every, steps, retained",
   [
     (700, [1000, 2000, 3000, 3500], [2000, 3000, 3500]),
     (700, [3000, 3500, 4200, 4900], [3500, 4200, 4900]),
@@ -118,18 +120,16 @@ def test_the_last_steps_and_multiples_are_kept(tmp_path):
     (1000, [10, 20, 30, 40], [20, 30, 40]),
   ],
 )
-def test_a_changed_interval_costs_none_of_the_last_steps(every, steps, kept):
-  preserved = manager._Retention(every, 3, None).keeps(steps)
-  assert [step for step, stays in zip(steps, preserved, strict=True) if stays] == kept
+def test_changing_the_interval_deletes_none_of_the_last_steps(every, steps, retained):
+  is_kept = manager._Retention(every, 3, None).keeps(steps)
+  assert list(itertools.compress(steps, is_kept)) == retained
 
 
 @pytest.mark.parametrize(
   "number, kind", [(errno.ENOSPC, UserError), (errno.ESTALE, TransientError)]
 )
-@pytest.mark.parametrize("ends_by", ["save", "wait", "close"])
-def test_a_save_that_fails_in_the_background_is_named_by_its_own_step(
-  ends_by, number, kind, tmp_path
-):
+@pytest.mark.parametrize("next_call", ["save", "wait", "close"])
+def test_failed_background_save_names_its_own_step(next_call, number, kind, tmp_path):
   checkpoints = Checkpoints(tmp_path)
   failures = []
 
@@ -153,22 +153,22 @@ def test_a_save_that_fails_in_the_background_is_named_by_its_own_step(
     "close": checkpoints.close,
   }
   with refuses(f"{tmp_path}/5: checkpoint could not be written", "steps saved: [4]", error=kind):
-    calls[ends_by]()
+    calls[next_call]()
 
 
-def test_a_run_that_has_lost_the_workdir_commits_no_step_and_sets_none_aside(tmp_path):
-  lost = []
+def test_a_run_that_lost_its_workdir_neither_commits_nor_sets_aside_steps(tmp_path):
+  is_lost = threading.Event()
   message = "another process has taken the workdir over"
 
   def check():
-    if lost:
+    if is_lost.is_set():
       raise TransientError(message)
 
   state = {"x": jnp.ones(2)}
   with Checkpoints(tmp_path, keep_last=1, check=check) as checkpoints:
     checkpoints.save(1, state, {})
     checkpoints.wait()
-    lost.append(True)
+    is_lost.set()
     checkpoints.save(2, state, {})
     with refuses(message, error=TransientError):
       checkpoints.wait()
@@ -177,7 +177,7 @@ def test_a_run_that_has_lost_the_workdir_commits_no_step_and_sets_none_aside(tmp
   assert Checkpoints(tmp_path).steps() == [1]
 
 
-def test_saving_a_step_again_is_refused_unless_equal(tmp_path):
+def test_saving_a_step_twice_is_refused_unless_equal(tmp_path):
   save_steps(tmp_path, [1, 1])
   other_state = make_state(1) | {"params": make_state(2)["params"]}
   with Checkpoints(tmp_path) as checkpoints:
@@ -185,9 +185,9 @@ def test_saving_a_step_again_is_refused_unless_equal(tmp_path):
       checkpoints.save(1, other_state, {}, finite=False)
 
 
-def flip(directory, step):
-  """Flip a bit in every 500 bytes: a single one may lie in a replaced node of the database."""
-  for path in data_files(directory, step):
+def flip_bits(directory, step):
+  """Flip one bit in every 500 bytes: a single one could hit an unused node of the database."""
+  for path in tensor_files(directory, step):
     content = bytearray(path.read_bytes())
     for position in range(len(content) // 2 % 500, len(content), 500):
       content[position] ^= 0x10
@@ -195,30 +195,30 @@ def flip(directory, step):
 
 
 def truncate(directory, step):
-  for path in data_files(directory, step):
+  for path in tensor_files(directory, step):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def lose_data(directory, step):
-  data_files(directory, step)[0].unlink()
+  tensor_files(directory, step)[0].unlink()
 
 
 def lose_manifest(directory, step):
-  manifest_of(directory, step).unlink()
+  manifest_path(directory, step).unlink()
 
 
 def edit_manifest(directory, step):
-  path = manifest_of(directory, step)
+  path = manifest_path(directory, step)
   manifest = json.loads(path.read_text())
   manifest["metadata"]["step"] += 1
   path.write_text(json.dumps(manifest))
 
 
-def take_another_manifest(directory, step):
-  shutil.copy(manifest_of(directory, step - 1), manifest_of(directory, step))
+def copy_previous_manifest(directory, step):
+  shutil.copy(manifest_path(directory, step - 1), manifest_path(directory, step))
 
 
-def describe_nothing(directory, step):
+def empty_tensor_metadata(directory, step):
   (directory / str(step) / "state" / "_METADATA").write_text("1")
 
 
@@ -228,60 +228,61 @@ def describe_arrays_as_numbers(directory, step):
 
 
 DAMAGES = [
-  flip,
+  flip_bits,
   truncate,
   lose_data,
   lose_manifest,
   edit_manifest,
-  take_another_manifest,
-  describe_nothing,
+  copy_previous_manifest,
+  empty_tensor_metadata,
   describe_arrays_as_numbers,
 ]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-  """Return a directory with steps 1, 2 and 3; do not change it."""
+def saved_steps(tmp_path_factory):
+  """Return a directory with steps 1, 2 and 3, which tests must not change."""
   directory = tmp_path_factory.mktemp("saved")
   save_steps(directory, [1, 2, 3])
   return directory
 
 
 @pytest.fixture
-def copy(saved, tmp_path):
-  return shutil.copytree(saved, tmp_path / "copy")
+def directory(saved_steps, tmp_path):
+  """Return a directory with steps 1, 2 and 3, which tests may change."""
+  return shutil.copytree(saved_steps, tmp_path / "copy")
 
 
-def test_a_manifest_of_another_step_is_named(copy):
-  take_another_manifest(copy, 3)
+def test_manifest_of_another_step_is_refused(directory):
+  copy_previous_manifest(directory, 3)
   with refuses("manifest is of step 2, expected 3", error=DamageError):
-    Checkpoints(copy).restore(abstract_state(), step=3)
+    Checkpoints(directory).restore(abstract_state(), step=3)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_skipped_loudly_moved_aside_and_never_deleted(copy, caplog, damage):
-  damage(copy, 3)
+def test_damaged_step_is_skipped_with_a_warning_and_moved_aside(directory, caplog, damage):
+  damage(directory, 3)
   with refuses("3: damaged checkpoint: ", "other steps here: [1, 2]", error=DamageError):
-    Checkpoints(copy).restore(abstract_state(), step=3)
+    Checkpoints(directory).restore(abstract_state(), step=3)
   with caplog.at_level(logging.WARNING):
-    assert_restores(copy, 2)
+    assert_restores(directory, 2)
   assert "step 3 is damaged and is skipped" in caplog.text
-  assert Checkpoints(copy).steps() == [1, 2, 3], "reading alone moves nothing"
-  with Checkpoints(copy) as checkpoints:
+  assert Checkpoints(directory).steps() == [1, 2, 3], "restoring without saving moves nothing"
+  with Checkpoints(directory) as checkpoints:
     checkpoints.restore(abstract_state())
     save_step(checkpoints, 3)
     checkpoints.wait()
     assert checkpoints.steps() == [1, 2, 3]
-  assert (copy / "3.damaged" / "state").exists()
-  assert_restores(copy, 3)
+  assert (directory / "3.damaged" / "state").exists()
+  assert_restores(directory, 3)
 
 
-def test_never_starts_from_scratch_when_every_step_is_damaged(copy):
-  flip(copy, 1)
-  truncate(copy, 2)
-  lose_manifest(copy, 3)
+def test_restoring_is_refused_when_every_step_is_damaged(directory):
+  flip_bits(directory, 1)
+  truncate(directory, 2)
+  lose_manifest(directory, 3)
   with refuses("every checkpoint is damaged", "step 2", "step 1", error=DamageError):
-    Checkpoints(copy).restore(abstract_state())
+    Checkpoints(directory).restore(abstract_state())
 
 
 @pytest.mark.parametrize(
@@ -296,7 +297,7 @@ def test_never_starts_from_scratch_when_every_step_is_damaged(copy):
   ],
   ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
-def test_a_fault_is_not_damage(copy, monkeypatch, fault, raised, tries):
+def test_read_errors_are_not_taken_for_damage(directory, monkeypatch, fault, raised, tries):
   calls = []
 
   def fail(*args, **kwargs):
@@ -305,37 +306,37 @@ def test_a_fault_is_not_damage(copy, monkeypatch, fault, raised, tries):
 
   monkeypatch.setattr(orbax_steps, "read_tensors", fail)
   monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0.6")
-  with Checkpoints(copy) as checkpoints:
+  with Checkpoints(directory) as checkpoints:
     with pytest.raises(raised):
       checkpoints.restore(abstract_state())
     assert len(calls) == tries
     monkeypatch.undo()
     assert checkpoints.restore(abstract_state())[0] == 3
     save_step(checkpoints, 4)
-  assert not list(copy.glob("*.damaged"))
+  assert not list(directory.glob("*.damaged"))
 
 
-def test_a_step_that_reads_well_at_the_second_try_is_not_damaged(saved, monkeypatch, caplog):
-  read = orbax_steps.read_tensors
+def test_step_that_can_be_read_at_the_second_try_is_not_damaged(saved_steps, monkeypatch, caplog):
+  read_tensors = orbax_steps.read_tensors
   calls = []
 
   def fail_once(*args, **kwargs):
     calls.append(args)
     if len(calls) == 1:
       raise FileNotFoundError("a listing that lags")
-    return read(*args, **kwargs)
+    return read_tensors(*args, **kwargs)
 
   monkeypatch.setattr(orbax_steps, "read_tensors", fail_once)
-  assert_restores(saved, 3)
+  assert_restores(saved_steps, 3)
   assert not caplog.text
 
 
-def test_a_flipped_bit_names_its_tensor(tmp_path):
-  sharding = NamedSharding(mesh_of(8, 1), P())
+def test_error_about_a_flipped_bit_names_the_tensor(tmp_path):
+  sharding = NamedSharding(make_mesh(8, 1), P())
   noise = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32)
   with Checkpoints(tmp_path) as checkpoints:
     checkpoints.save(1, {"kernel": jax.device_put(noise, sharding)}, {})
-  largest = data_files(tmp_path, 1)[0]
+  largest = tensor_files(tmp_path, 1)[0]
   content = bytearray(largest.read_bytes())
   content[len(content) // 2] ^= 0x10
   largest.write_bytes(content)
@@ -365,35 +366,35 @@ def test_a_flipped_bit_names_its_tensor(tmp_path):
     ),
   ],
 )
-def test_another_tree_is_refused_by_tensor(change, message, saved):
+def test_restoring_other_tensors_is_refused_by_name(change, message, saved_steps):
   abstract = abstract_state()
   abstract["params"] = change(**abstract["params"])
   with refuses(message):
-    Checkpoints(saved).restore(abstract)
+    Checkpoints(saved_steps).restore(abstract)
 
 
-def test_a_refusing_disk_ends_in_one_line_and_harms_nothing(copy):
+def test_full_disk_is_reported_in_one_line_and_harms_no_step(directory):
   noise = jax.device_put(np.random.default_rng(0).standard_normal((512, 1024)).astype(np.float32))
   limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-  checkpoints = Checkpoints(copy)
+  checkpoints = Checkpoints(directory)
   resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limit[1]))
-  try:
-    with refuses(str(copy), "could not be written: File too large"):
+  try:  # the limit on the size of files stands for a full disk
+    with refuses(str(directory), "could not be written: File too large"):
       checkpoints.save(4, {"noise": noise}, {})
       checkpoints.wait()
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
   checkpoints.close()
-  assert_restores(copy, 3)
+  assert_restores(directory, 3)
 
 
-def test_a_file_in_the_way_of_the_directory_is_refused(tmp_path):
+def test_file_in_place_of_the_directory_is_refused(tmp_path):
   (tmp_path / "file").write_text("")
   with refuses("could not be written: Not a directory"):
     save_step(Checkpoints(tmp_path / "file" / "checkpoints"), 1)
 
 
-SAVER = """
+SAVE_FOREVER_PROGRAM = """
 import itertools, sys
 sys.path[:0] = [{repo!r}]
 import jax, numpy as np
@@ -410,9 +411,9 @@ for step in itertools.count(start + 1):
 """
 
 
-def test_killed_at_any_moment_the_newest_committed_step_is_exact(tmp_path):
+def test_newest_committed_step_is_exact_after_a_kill_at_any_moment(tmp_path):
   random = np.random.default_rng(0)
-  command = [sys.executable, "-c", SAVER.format(repo=str(REPO)), str(tmp_path)]
+  command = [sys.executable, "-c", SAVE_FOREVER_PROGRAM.format(repo=str(REPO)), str(tmp_path)]
   env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
   quiet = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -435,7 +436,7 @@ def test_killed_at_any_moment_the_newest_committed_step_is_exact(tmp_path):
     newest = step
 
 
-TWO_SAVES = """
+SAVE_TWICE_PROGRAM = """
 import sys
 sys.path[:0] = [{repo!r}]
 import jax, numpy as np
@@ -446,16 +447,16 @@ for step in (1, 2):
 """
 
 
-def test_nothing_is_printed_and_the_process_ends(tmp_path):
-  command = [sys.executable, "-c", TWO_SAVES.format(repo=str(REPO)), str(tmp_path)]
+def test_saving_prints_nothing_and_lets_the_process_end(tmp_path):
+  command = [sys.executable, "-c", SAVE_TWICE_PROGRAM.format(repo=str(REPO)), str(tmp_path)]
   env = {**os.environ, "JAX_PLATFORMS": "cpu"}
   process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
   assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
   assert Checkpoints(tmp_path).steps() == [1, 2]
-  assert json.loads(manifest_of(tmp_path, 2).read_text())["format"] == "t5x_like.checkpoint.v2"
+  assert json.loads(manifest_path(tmp_path, 2).read_text())["format"] == "t5x_like.checkpoint.v2"
 
 
-def test_a_directory_that_vanishes_while_saving_ends_in_one_line(tmp_path):
+def test_directory_that_vanishes_while_saving_is_reported_in_one_line(tmp_path):
   directory = tmp_path / "checkpoints"
   with contextlib.suppress(UserError), Checkpoints(directory) as checkpoints:
     save_step(checkpoints, 1)
@@ -467,20 +468,20 @@ def test_a_directory_that_vanishes_while_saving_ends_in_one_line(tmp_path):
       checkpoints.wait()
 
 
-def test_a_step_that_a_run_deletes_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, caplog):
-  """The run keeps its newest step alone."""
-  manifest = orbax_steps.LocalSteps.manifest
+def test_step_that_a_run_deletes_during_reading_is_not_damaged(tmp_path, monkeypatch, caplog):
+  """The run saves step 2 and deletes step 1 between the listing and the reading of step 1."""
+  read_manifest = orbax_steps.LocalSteps.manifest
   directory = tmp_path / "run"
   newer = tmp_path / "newer"
   save_steps(directory, [1, 2], keep_last=None)
   (directory / "2").rename(newer)
 
-  def overtake(self, step):
+  def delete_step_and_read_manifest(self, step):
     if newer.exists():
       newer.rename(directory / "2")
       shutil.rmtree(directory / "1")
-    return manifest(self, step)
+    return read_manifest(self, step)
 
-  monkeypatch.setattr(orbax_steps.LocalSteps, "manifest", overtake)
+  monkeypatch.setattr(orbax_steps.LocalSteps, "manifest", delete_step_and_read_manifest)
   assert_restores(directory, 2)
   assert not caplog.records

@@ -1,4 +1,4 @@
-"""Checkpoints on an object store are exact although it fails, lags and loses connections."""
+"""Checkpoints on an object store are exact even if it fails, lags and loses connections."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from tests import object_server
 from tests.checkpoints.states import (
   abstract_state,
   assert_restores,
-  mesh_of,
+  make_mesh,
   save_step,
   save_steps,
 )
@@ -38,22 +38,22 @@ URL = "gs://bucket/run/checkpoints"
 EVERY_OPERATION = ("read", "range", "list", "stat", "write", "create", "delete", "bucket")
 
 
-def parts_of(server, step: int, file: str = "") -> list:
-  """Return the directories of the attempts at a step, or their files of one name."""
+def attempt_paths(server, step: int, file: str = "") -> list:
+  """Return the directories of all attempts to save a step, or the file of one name in each."""
   return list(server.root.glob(f"run/checkpoints/{step}-*/{file}"))
 
 
-@pytest.mark.parametrize("trouble", [None, "unavailable", "throttled", "broken"])
-def test_restores_exactly_onto_other_meshes_whatever_the_store_does(server, trouble):
-  mesh = mesh_of(2, 4)
-  if trouble:
-    setattr(server, trouble, 0.15)
+@pytest.mark.parametrize("fault", [None, "unavailable", "throttled", "broken"])
+def test_restores_exactly_onto_other_meshes_despite_store_faults(server, fault):
+  mesh = make_mesh(2, 4)
+  if fault:
+    setattr(server, fault, 0.15)
   save_steps(URL, [1, 2], mesh)
   for shape in ((2, 4), (8, 1), (1, 8)):
-    assert_restores(URL, 2, mesh_of(*shape))
+    assert_restores(URL, 2, make_mesh(*shape))
 
 
-def test_a_listing_that_lags_shows_the_steps_of_before(server):
+def test_stale_listing_shows_the_earlier_steps(server):
   save_steps(URL, [1, 2])
   server.stale = server.names()
   save_steps(URL, [3])
@@ -62,7 +62,7 @@ def test_a_listing_that_lags_shows_the_steps_of_before(server):
   assert_restores(URL, 3)
 
 
-def test_an_unfinished_save_does_not_count_and_is_removed_by_the_next(server, monkeypatch):
+def test_unfinished_save_does_not_count_and_later_saves_remove_it(server, monkeypatch):
   save_steps(URL, [1])
   monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0.1")
   with refuses("gs://bucket/run/checkpoints/2", error=TransientError):
@@ -71,7 +71,7 @@ def test_an_unfinished_save_does_not_count_and_is_removed_by_the_next(server, mo
       save_step(checkpoints, 2)
   server.writes_left = None
   assert Checkpoints(URL).steps() == [1]
-  (unfinished,) = parts_of(server, 2)
+  (unfinished,) = attempt_paths(server, 2)
   assert_restores(URL, 1)
   save_steps(URL, [3])
   assert Checkpoints(URL).steps() == [1, 3]
@@ -81,7 +81,7 @@ def test_an_unfinished_save_does_not_count_and_is_removed_by_the_next(server, mo
 
 
 class Workdir:
-  """Stand in for a workdir that several runs take in turn."""
+  """A stand-in for a workdir that several runs take in turn."""
 
   def __init__(self):
     self.holder = 0
@@ -98,8 +98,8 @@ class Workdir:
     return check
 
 
-class Pause:
-  """Wraps the check of a workdir's holder, and waits at one of its calls until it is released."""
+class PausedCheck:
+  """A wrapper of a holder's check of its workdir, which blocks in one call until it is released."""
 
   def __init__(self, check, at_call: int):
     self.reached = threading.Event()
@@ -116,17 +116,17 @@ class Pause:
 
 
 @pytest.mark.parametrize("pauses_at", [1, 2], ids=["before its check of the manifest", "after it"])
-def test_a_run_that_lost_its_workdir_in_a_save_neither_commits_nor_deletes(pauses_at):
+def test_a_run_that_lost_its_workdir_while_saving_neither_commits_nor_deletes(pauses_at):
   """A second run takes over, and saves step 3, while the first is paused in its save of step 2."""
   url = f"memory://{uuid.uuid4().hex}/checkpoints"
   workdir = Workdir()
   save_steps(url, [1])
-  first_pause = Pause(workdir.take(), at_call=pauses_at)
+  first_pause = PausedCheck(workdir.take(), at_call=pauses_at)
   first = Checkpoints(url, check=first_pause)
   save_step(first, 2)
   assert first_pause.reached.wait(30)
-  # at its second call, its tensors are written and its manifest is not
-  second_pause = Pause(workdir.take(), at_call=2)
+  # The second call comes after the tensors are written and before the manifest is.
+  second_pause = PausedCheck(workdir.take(), at_call=2)
   second = Checkpoints(url, check=second_pause)
   save_step(second, 3)
   assert second_pause.reached.wait(30)
@@ -143,7 +143,7 @@ def test_a_run_that_lost_its_workdir_in_a_save_neither_commits_nor_deletes(pause
 
 
 @pytest.mark.parametrize("name", ["2-00000000-1", "2-ffffffff-1"])
-def test_an_intact_attempt_at_a_step_is_restored_beside_a_damaged_one(name, caplog):
+def test_intact_attempt_is_restored_although_another_is_damaged(name, caplog):
   url = f"memory://{uuid.uuid4().hex}/checkpoints"
   save_steps(url, [1, 2])
   (intact,) = [folder for folder in as_path(url).iterdir() if folder.name.startswith("2-")]
@@ -157,20 +157,20 @@ def test_an_intact_attempt_at_a_step_is_restored_beside_a_damaged_one(name, capl
   assert_restores(url, 3)
 
 
-def test_saves_outlast_a_store_that_is_down_for_a_while(server):
+def test_saves_survive_a_short_outage_of_the_store(server):
   server.unavailable = 1.0
   threading.Timer(4, lambda: setattr(server, "unavailable", 0.0)).start()
   save_steps(URL, [1])
   assert_restores(URL, 1)
 
 
-def test_damage_is_found_and_set_aside_and_few_steps_are_kept(server, caplog):
+def test_damaged_steps_are_detected_and_set_aside_and_old_ones_deleted(server, caplog):
   save_steps(URL, range(1, 8), every=2, keep_last=2)
   assert Checkpoints(URL).steps() == [4, 6, 7]
   with Checkpoints(URL) as checkpoints:
     checkpoints.set_aside(6, "set_aside")
     assert checkpoints.steps() == [4, 6]
-  (blob,) = parts_of(server, 6, "tensors-00000.bin")
+  (blob,) = attempt_paths(server, 6, "tensors-00000.bin")
   content = bytearray(blob.read_bytes())
   content[len(content) // 2] ^= 1
   blob.write_bytes(content)
@@ -179,15 +179,15 @@ def test_damage_is_found_and_set_aside_and_few_steps_are_kept(server, caplog):
     assert "step 6 is damaged" in caplog.text
     save_step(checkpoints, 6)
   assert_restores(URL, 6)
-  assert len(parts_of(server, 6)) == 2
+  assert len(attempt_paths(server, 6)) == 2
   for blob in server.root.glob("run/checkpoints/*/tensors-00000.bin"):
     blob.write_bytes(blob.read_bytes()[:-9])
   with refuses("every checkpoint is damaged", error=DamageError):
     Checkpoints(URL).restore(abstract_state())
 
 
-def assert_passed_over(caplog, error: type[Exception], case) -> None:
-  """Assert that step 1 is restored in place of step 2, which is refused where it is asked for."""
+def assert_step_2_is_skipped(caplog, error: type[Exception], case) -> None:
+  """Assert that step 1 is restored in place of step 2, and that requesting step 2 is refused."""
   caplog.clear()
   assert_restores(URL, 1)
   assert ("step 2 is damaged and is skipped" in caplog.text) == (error is DamageError), case
@@ -196,8 +196,8 @@ def assert_passed_over(caplog, error: type[Exception], case) -> None:
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "tensors-00000.json", "tensors-00000.bin"])
-def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeypatch):
-  """The object is stored short, or is answered short; a step without a manifest is none."""
+def test_step_with_a_truncated_object_is_skipped(file, server, caplog, monkeypatch):
+  """Either the stored object or the answer is truncated; without a manifest no step exists."""
   monkeypatch.setattr("t5x_like.checkpoints.manager._SECOND_LOOK_SECONDS", 0)
   save_steps(URL, [1, 2])
   error_of_absence = UserError if file == "manifest.json" else DamageError
@@ -207,15 +207,15 @@ def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeyp
     server.fault = lambda at, name, answer=answer: (
       answer if "/2-" in name and name.endswith(file) else None
     )
-    assert_passed_over(caplog, error, answer)
+    assert_step_2_is_skipped(caplog, error, answer)
   server.fault = lambda at, name: None
-  (path,) = parts_of(server, 2, file)
+  (path,) = attempt_paths(server, 2, file)
   content = path.read_bytes()
   for stored in (b"", content[:40], content[:-1]):
     path.write_bytes(stored)
-    assert_passed_over(caplog, DamageError, stored)
+    assert_step_2_is_skipped(caplog, DamageError, stored)
   path.unlink()
-  assert_passed_over(caplog, error_of_absence, "no file")
+  assert_step_2_is_skipped(caplog, error_of_absence, "no file")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeyp
     ("no bucket", EVERY_OPERATION, "bucket gs://bucket does"),
   ],
 )
-def test_a_refusal_is_never_damage(answer, operations, message, server):
+def test_refusals_of_the_store_are_not_taken_for_damage(answer, operations, message, server):
   save_steps(URL, [1, 2])
   server.fault = lambda at, _: answer if at in operations else None
   with refuses(message):
@@ -258,7 +258,7 @@ def make_lease(url, seconds: float) -> Lease:
     (None, TransientError, "another process has taken it over"),
   ],
 )
-def test_a_lost_lease_states_its_reason(answer, kind, message, server):
+def test_error_of_a_lost_lease_states_the_reason(answer, kind, message, server):
   with make_lease("gs://bucket/run", seconds=60) as lease:
     if answer is None:
       as_path("gs://bucket/run/lease").write_bytes(b'{"holder": "another"}')
@@ -281,7 +281,7 @@ def test_renewals_of_a_lease_resume_after_a_refusal(server, capfd):
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/run", "memory://lease-{}", "{}"])
-def test_a_lease_is_held_by_one_and_passes_on_when_it_dies(url, server, tmp_path):
+def test_lease_has_one_holder_and_passes_on_when_the_holder_dies(url, server, tmp_path):
   url = url.format(tmp_path)
   with make_lease(url, seconds=2.4) as lease:
     with pytest.raises(Exception, match="another process is training in it"):
@@ -290,7 +290,7 @@ def test_a_lease_is_held_by_one_and_passes_on_when_it_dies(url, server, tmp_path
     time.sleep(3)
     lease.check()
   with make_lease(url, seconds=2.4) as lost:
-    lost.abandon()  # as if its host had lost power
+    lost.abandon()  # stop renewing, as a host does that loses power
     began = time.monotonic()
     with make_lease(url, seconds=2.4) as lease:
       assert time.monotonic() - began >= 2
@@ -300,12 +300,12 @@ def test_a_lease_is_held_by_one_and_passes_on_when_it_dies(url, server, tmp_path
   assert (as_path(url) / "lease").read() is None
 
 
-def test_a_large_shard_is_written_in_parts(server, monkeypatch):
-  save_steps(URL, [1], mesh_of(2, 4))
+def test_large_shard_is_written_in_parts(server, monkeypatch):
+  save_steps(URL, [1], make_mesh(2, 4))
   monkeypatch.setattr("t5x_like.checkpoints.object_steps._PART_BYTES", 300)
-  save_steps(URL, [2], mesh_of(2, 4))
-  files = parts_of(server, 2, "tensors-*.bin")
+  save_steps(URL, [2], make_mesh(2, 4))
+  files = attempt_paths(server, 2, "tensors-*.bin")
   assert len(files) > 3
   assert max(file.stat().st_size for file in files) <= 300
   for step in (1, 2):
-    assert_restores(URL, step, asked=step)
+    assert_restores(URL, step, requested_step=step)

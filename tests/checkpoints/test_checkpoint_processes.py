@@ -1,4 +1,4 @@
-"""Several processes save and restore one checkpoint, or all pass it over or refuse it."""
+"""Several processes save, restore, skip or refuse a checkpoint together."""
 
 import os
 import pathlib
@@ -39,11 +39,11 @@ def main():
   checkpoints = Checkpoints({directory!r}, save_timeout_seconds={timeout})
   if jax.process_index() == 1:
     Checkpoints.steps = lambda self: []  # a stale listing: process 0 decides
-  found = checkpoints.restore(abstract)
-  start = found[0] if found else 0
+  restored = checkpoints.restore(abstract)
+  start = restored[0] if restored else 0
   print("from", start, flush=True)
-  if found:
-    for a, b in zip(jax.tree.leaves(found[1]), jax.tree.leaves(state(start))):
+  if restored:
+    for a, b in zip(jax.tree.leaves(restored[1]), jax.tree.leaves(state(start))):
       assert all(np.array_equal(x.data, y.data) for x, y in zip(a.addressable_shards, b.addressable_shards))
   for step in range(start + 1, start + 4):
     checkpoints.save(step, state(step), {{"step": step}})
@@ -74,7 +74,7 @@ def launch(directory, after="pass", timeout=60):
   return process.returncode, process.stdout.splitlines(), process.stderr
 
 
-def test_two_processes_save_one_restores_and_two_go_on(tmp_path):
+def test_one_process_restores_a_checkpoint_of_two_and_vice_versa(tmp_path):
   code, lines, err = launch(tmp_path)
   expected = {"[p0] from 0", "[p0] saved [1, 2, 3]", "[p1] from 0", "[p1] saved [1, 2, 3]"}
   assert code == 0, (lines, err)
@@ -101,7 +101,7 @@ def test_two_processes_save_one_restores_and_two_go_on(tmp_path):
   assert (tmp_path / "4.damaged").exists()
 
 
-def test_a_save_that_one_process_cannot_write_ends_the_job_in_one_line_and_harms_nothing(tmp_path):
+def test_a_failed_save_of_one_process_ends_the_job_and_harms_no_step(tmp_path):
   saved = launch(tmp_path)
   assert saved[0] == 0, saved
   limit = (

@@ -30,9 +30,9 @@ def main():
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0))
   options = {{"directory": {directory!r} + "/$T5X_LIKE_HOST", "every": 1}}
   with EmergencyCheckpoints({directory!r} + "/run/checkpoints", options) as run:
-    found = run.restore(abstract)
-    start = found[0] if found else 0
-    for a, b in zip(jax.tree.leaves(found[1]), jax.tree.leaves(state(start))) if found else ():
+    restored = run.restore(abstract)
+    start = restored[0] if restored else 0
+    for a, b in zip(jax.tree.leaves(restored[1]), jax.tree.leaves(state(start))) if restored else ():
       assert a.sharding == b.sharding
       assert all(np.array_equal(x.data, y.data) for x, y in zip(a.addressable_shards, b.addressable_shards))
     for step in range(start + 1, start + 4):

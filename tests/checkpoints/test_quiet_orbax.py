@@ -1,4 +1,4 @@
-"""orbax's background reads that fail after the error of a damaged step print no traceback."""
+"""Background reads that orbax abandons at a damaged step print no traceback when they fail."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Cross-entropy in chunks equals that of all logits, on any mesh, without ever holding these."""
+"""Chunked cross-entropy equals the dense one on any mesh and never holds all logits at once."""
 
 import dataclasses
 import math
@@ -29,14 +29,13 @@ WEIGHTS = RNG.choice([0.0, 0.5, 1.0], (B, T)).astype(np.float32)
 
 
 @pytest.fixture
-def small_chunks(monkeypatch):
-  for name, value in dict(
-    MAX_CHUNK_LOGITS=4096, MIN_CHUNK_COLUMNS=128, MAX_CHUNK_COLUMNS=256
-  ).items():
-    monkeypatch.setattr(_cross_entropy, name, value)
+def use_small_chunks(monkeypatch):
+  monkeypatch.setattr(_cross_entropy, "MAX_CHUNK_LOGITS", 4096)
+  monkeypatch.setattr(_cross_entropy, "MIN_CHUNK_COLUMNS", 128)
+  monkeypatch.setattr(_cross_entropy, "MAX_CHUNK_COLUMNS", 256)
 
 
-def logits_of(vocab=1000, tied=False, bias=False, softcap=None):
+def random_logits(vocab=1000, tied=False, bias=False, softcap=None):
 
   def draw(*shape):
     return jnp.asarray(RNG.standard_normal(shape), jnp.float32)
@@ -81,23 +80,23 @@ def assert_equal(actual, expected, tolerance=1e-6):
   [
     (dict(), 0.1),
     (dict(tied=True, bias=True), 0.0),
-    (dict(tied=True, softcap=5.0, vocab=901), 0.1),  # a prime: the last chunk is smaller
+    (dict(tied=True, softcap=5.0, vocab=901), 0.1),  # 128 does not divide 901: a smaller last chunk
     (dict(bias=True, softcap=5.0, vocab=1024), 0.0),
   ],
   ids=str,
 )
-def test_chunks_change_no_loss_and_no_gradient(case, smoothing, small_chunks):
-  logits = logits_of(**case)
+def test_chunking_changes_neither_loss_nor_gradients(case, smoothing, use_small_chunks):
+  logits = random_logits(**case)
   assert _cross_entropy.Chunking.for_logits(logits).columns == 128
   assert _cross_entropy.Chunking.for_logits(logits).token_chunks == 2
   chunked = jax.jit(loss_and_gradients, static_argnums=1)(logits, smoothing)
   assert_equal(chunked, jax.jit(dense_loss_and_gradients, static_argnums=1)(logits, smoothing))
 
 
-def test_logits_that_fit_are_computed_once():
-  """A wide vocabulary is one chunk if its logits are few, unless its kernel is split and gathered
-  by chunks."""
-  logits = logits_of(vocab=10_000)
+def test_logits_that_fit_in_one_chunk_are_computed_once():
+  """A wide vocabulary is one chunk if there are few tokens, unless its kernel is sharded: then the
+  kernel is gathered chunk by chunk."""
+  logits = random_logits(vocab=10_000)
   assert not _cross_entropy.Chunking.for_logits(logits).is_chunked
   traced = str(jax.make_jaxpr(loss_and_gradients)(logits))
   assert traced.count("dot_general[") == 3  # the logits and two gradients
@@ -109,10 +108,10 @@ def test_logits_that_fit_are_computed_once():
   "mesh", [dict(data=2, fsdp=2, tensor=2), dict(sequence=2, tensor=4)], ids=str
 )
 @pytest.mark.parametrize("tied", [True, False])
-def test_meshes_change_no_loss_and_no_gradient(mesh, tied, small_chunks, capfd):
+def test_meshes_change_neither_loss_nor_gradients(mesh, tied, use_small_chunks, capfd):
   rules = Rules.make(make_mesh(mesh))
   axes = ("vocab", "embed") if tied else ("embed", "vocab")
-  logits = logits_of(vocab=1024, tied=tied, bias=True)
+  logits = random_logits(vocab=1024, tied=tied, bias=True)
   shardings = VocabularyLogits(
     *(rules.sharding(a) for a in (("batch", "length", None), axes, ("vocab",))),
     tied,
@@ -143,7 +142,7 @@ def largest_array(program: str) -> int:
   "vocab, tokens, family",
   [(32_128, 1024, "gpt2-tiny"), (128_256, 256, "bert-tiny")],
 )
-def test_no_array_of_all_logits_in_the_compiled_program(vocab, tokens, family):
+def test_compiled_program_never_holds_all_logits(vocab, tokens, family):
   module, objective = (
     (gpt, decoder.Objective(z_loss=1e-4)) if family == "gpt2-tiny" else (bert, mlm.Objective())
   )
@@ -157,7 +156,7 @@ def test_no_array_of_all_logits_in_the_compiled_program(vocab, tokens, family):
   }
   batch[f"{side}_loss_weights"] = jax.ShapeDtypeStruct(shape, jnp.float32)
 
-  def compiled(objective):
+  def compile_gradient(objective):
     def loss(arrays, batch):
       return objective(params.with_arrays(model, arrays), batch)
 
@@ -172,20 +171,20 @@ def test_no_array_of_all_logits_in_the_compiled_program(vocab, tokens, family):
     )
 
   logits_size = tokens * vocab
-  chunked = compiled(objective)
+  chunked = compile_gradient(objective)
   assert (
     largest_array(chunked.as_text())
     <= max(tokens * _cross_entropy.MAX_CHUNK_COLUMNS, vocab * SIZES.embed)
     < logits_size / 3
   )
-  if vocab == 32_128:  # the control: the scan would find them
-    control = compiled(dense)
+  if vocab == 32_128:  # as a control, the dense loss does hold all logits
+    control = compile_gradient(dense)
     assert largest_array(control.as_text()) >= logits_size
     temporaries = [program.memory_analysis().temp_size_in_bytes for program in (chunked, control)]
     assert temporaries[0] < temporaries[1] / 2
 
 
-def test_samples_in_chunks_follow_the_distribution(small_chunks):
+def test_chunked_sampling_follows_the_distribution(use_small_chunks):
   shares = np.full(1000, 1e-5)
   shares[[3, 130, 500, 999]] = 0.5, 0.25, 0.15, 0.1 - 996e-5
   logits = VocabularyLogits(jnp.ones((4, 2_500, 1)), jnp.log(shares)[None].astype(jnp.float32))

@@ -1,4 +1,4 @@
-"""Objectives declare the sums that reports show, and one without a declaration is refused."""
+"""Objectives declare the sums that reports show; a missing declaration is refused."""
 
 import json
 import types
@@ -35,20 +35,20 @@ LIKELIHOODS = {
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_only_likelihoods_have_an_entropy_and_a_perplexity(name):
   objective = slots.find("config.objective.name", name, objectives, "Objective")
-  if name not in ("classification", "distillation"):  # these have it by a setting
+  if name not in ("classification", "distillation"):  # a setting decides, see the next test
     assert objective.likelihood == (name in LIKELIHOODS)
   assert not objective.likelihood or objective.unit
   assert loss_unit({"objective.name": name}) == objective.unit
 
 
 @pytest.mark.parametrize("name", ["classification", "distillation"])
-def test_classes_have_an_entropy_where_the_loss_is_a_softmax(name):
+def test_class_losses_are_likelihoods_only_with_softmax(name):
   objective = slots.find("config.objective.name", name, objectives, "Objective")
   assert objective().likelihood
   assert not objective(loss="sigmoid").likelihood
 
 
-def test_a_users_objective_has_no_unit():
+def test_loss_of_a_users_objective_has_no_unit():
   assert loss_unit({"objective.name": "my.module:Objective"}) == ""
   assert loss_unit({}) == ""
 
@@ -60,14 +60,14 @@ def test_a_users_objective_has_no_unit():
     *topics.cases("METRICS_OF_OLDER_RUNS").items(),
   ],
 )
-def test_pages_of_older_runs_show_no_entropy_of_other_losses(name, names, tmp_path):
+def test_pages_of_older_runs_hide_entropies_of_other_losses(name, names, tmp_path):
   (tmp_path / "metrics.jsonl").write_text(
     json.dumps(dict.fromkeys(METRICS_OF_OLDER_VERSIONS, 1.0) | {"step": 1}) + "\n"
   )
   assert set(metrics(tmp_path, {"objective.name": name})[0]) == names
 
 
-def test_the_chart_of_the_loss_has_its_unit():
+def test_loss_chart_shows_the_unit():
   rows = [
     {"step": step, "train/loss": 1.0, "train/margin": 0.1, "train/accuracy": 0.5}
     for step in range(1, 5)
@@ -82,7 +82,7 @@ def test_the_chart_of_the_loss_has_its_unit():
   assert "nats" not in charts(rows)[0]["svg"]
 
 
-def test_a_sum_or_declaration_that_is_missing_is_one_line():
+def test_missing_sums_and_declarations_are_refused():
   class Hinge(objectives.Base):
     model_inputs = ("decoder_input_tokens",)
     targets = "label"
@@ -104,13 +104,13 @@ def test_a_sum_or_declaration_that_is_missing_is_one_line():
     match="looked for 'segments', found the features decoder_target_tokens; declare the features",
   ):
     evaluate(lambda model, batch, key: batch["segments"], None, batch)
-  with pytest.raises(KeyError):  # of another dict: a bug
+  with pytest.raises(KeyError):  # raised by another dict, so a bug
     evaluate(lambda model, batch, key: {}["decoder_target_tokens"], None, batch)
   with pytest.raises(UserError, match=r"returned float, expected \(loss sum, sums\)"):
     evaluate(lambda model, batch, key: 1.0, None, {})
 
 
-def test_declaration_of_version_0_1_is_refused_with_its_new_name():
+def test_declaration_renamed_since_version_0_1_is_refused_with_its_new_name():
   class Hinge(objectives.Base):
     model_inputs = ("encoder_input_tokens",)
     targets = "label"

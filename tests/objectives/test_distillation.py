@@ -1,4 +1,4 @@
-"""Distillation follows its formulas and never changes the teacher, whatever its family."""
+"""Distillation follows its formulas and never changes the teacher, for any pair of families."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-import tests.recipes.nano_image  # noqa: F401 -- the variant that the runs are of
+import tests.recipes.nano_image  # noqa: F401 -- registers the variant of the runs
 from t5x_like import evaluate, train
 from t5x_like.data.features import Feature
 from t5x_like.data.images.layout import describe
@@ -41,7 +41,7 @@ def build_small_model(family, head, dims=Dims(16, 4, 4, 4, 32, 2), resolution=8,
   return model(Case(name, name, dataclasses.replace(first, **changed)))
 
 
-def batch():
+def make_batch():
   generator = np.random.default_rng(2)
   return {
     "image": generator.standard_normal((B, 8, 8, 1)).astype(np.float32),
@@ -56,7 +56,7 @@ def batch():
 def test_losses_follow_the_paper_and_no_gradient_reaches_the_teacher(student):
   head = "distillation" if student is deit else "image_classification"
   model = build_small_model(student, head)
-  data = batch()
+  data = make_batch()
   weights = data["example_weights"]
   model.reference = build_small_model(vit, "image_classification", Dims(24, 3, 3, 8, 32, 1))
   outputs = {name: np.asarray(x, np.float64) for name, x in model(data).items()}
@@ -67,26 +67,28 @@ def test_losses_follow_the_paper_and_no_gradient_reaches_the_teacher(student):
   teacher_logits = np.asarray(model.reference(data)["logits"], np.float64)
   teacher_label = teacher_logits.argmax(-1)
 
-  even = 0.1 / V  # spread over all classes, as torch's and timm's
+  smoothing_per_class = 0.1 / V  # label smoothing is spread over all classes, as in torch and timm
   share = data["label_share"][:, None]
   one_hot, other_one_hot = np.eye(V)[[data["label"], data["other_label"]]]
-  target = 0.9 * (share * one_hot + (1 - share) * other_one_hot) + even
-  best = 0.9 + even
-  entropy_of_one_label = -best * np.log(best) - (V - 1) * even * np.log(even)
-  labels = -(target * special.log_softmax(class_logits, -1)).sum(-1) - entropy_of_one_label
-  hard = -special.log_softmax(distillation_logits, -1)[np.arange(B), teacher_label]
+  target = 0.9 * (share * one_hot + (1 - share) * other_one_hot) + smoothing_per_class
+  likeliest = 0.9 + smoothing_per_class
+  smoothed_one_hot_entropy = -likeliest * np.log(likeliest) - (
+    V - 1
+  ) * smoothing_per_class * np.log(smoothing_per_class)
+  label_loss = -(target * special.log_softmax(class_logits, -1)).sum(-1) - smoothed_one_hot_entropy
+  hard_loss = -special.log_softmax(distillation_logits, -1)[np.arange(B), teacher_label]
   log_p = special.log_softmax(teacher_logits / 3, -1)
   log_q = special.log_softmax(distillation_logits / 3, -1)
-  soft = 9 * (np.exp(log_p) * (log_p - log_q)).sum(-1)
+  soft_loss = 9 * (np.exp(log_p) * (log_p - log_q)).sum(-1)
   arrays = params.arrays(model)
-  for kind, share, distilled in (("hard", 0.5, hard), ("soft", 0.1, soft)):
+  for kind, share, distilled in (("hard", 0.5, hard_loss), ("soft", 0.1, soft_loss)):
     objective = Objective(kind=kind, share=share, temperature=3.0, label_smoothing=0.1)
 
     def compute_loss(arrays, objective=objective):
       return objective(params.with_arrays(model, arrays), data)
 
     (loss, sums), gradients = jax.jit(jax.value_and_grad(compute_loss, has_aux=True))(arrays)
-    expected = (weights * ((1 - share) * labels + share * distilled)).sum()
+    expected = (weights * ((1 - share) * label_loss + share * distilled)).sum()
     assert float(loss) == pytest.approx(expected, rel=1e-4)
     assert float(sums["distillation_loss"]) == pytest.approx((weights * distilled).sum(), rel=1e-4)
     assert float(sums["agreement"]) == (weights * (logits.argmax(-1) == teacher_label)).sum()
@@ -96,23 +98,23 @@ def test_losses_follow_the_paper_and_no_gradient_reaches_the_teacher(student):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_sigmoid_losses_are_means_over_classes_with_both_classes_of_a_mixture(smoothing):
+def test_sigmoid_loss_is_a_mean_over_classes_where_a_mixed_image_has_two_labels(smoothing):
   model = build_small_model(vit, "image_classification")
-  data = batch()
-  data["label_share"] = np.linspace(0, 1, B).astype(np.float32)  # the first is all the other's
+  data = make_batch()
+  data["label_share"] = np.linspace(0, 1, B).astype(np.float32)  # row 0 has `other_label` only
   data["other_label"][1] = data["label"][1]
   p = special.expit(np.asarray(model(data)["logits"], np.float64))
   share = data["label_share"][:, None]
   one_hot, other_one_hot = np.eye(V)[[data["label"], data["other_label"]]]
   target = np.maximum((share > 0) * one_hot, (share < 1) * other_one_hot)
 
-  def loss_sum(target):
+  def approx_loss_sum(target):
     row_losses = -(target * np.log(p) + (1 - target) * np.log1p(-p)).mean(-1)
     return pytest.approx((row_losses * data["example_weights"]).sum(), rel=1e-5)
 
   total, sums = Classification(loss="sigmoid", label_smoothing=smoothing)(model, data)
-  assert float(sums["loss"]) == loss_sum(target)
-  assert float(total) == loss_sum((1 - smoothing) * target + smoothing / V)
+  assert float(sums["loss"]) == approx_loss_sum(target)
+  assert float(total) == approx_loss_sum((1 - smoothing) * target + smoothing / V)
 
 
 @pytest.mark.parametrize(
@@ -123,20 +125,20 @@ def test_sigmoid_losses_are_means_over_classes_with_both_classes_of_a_mixture(sm
     ({}, {"label": Feature((), "float32")}, ("labels that are classes", "float32")),
   ],
 )
-def test_a_teacher_of_another_form_is_refused(teacher, changes, names):
+def test_teacher_with_other_inputs_or_labels_is_refused(teacher, changes, names):
   model = build_small_model(vit, "image_classification")
   model.reference = build_small_model(vit, "image_classification", **teacher)
   with refuses(*names):
     Objective.check(model, describe(8, 1, False) | changes)
 
 
-def test_a_share_above_one_is_refused():
+def test_share_above_one_is_refused():
   with refuses("share 2.0", "temperature 3.0"):
     Objective(share=2.0)
 
 
-def run(workdir, folder, *flags) -> int:
-  """Train on the images that are cached in a folder."""
+def run_training(workdir, folder, *flags) -> int:
+  """Train 4 steps on the images that are cached in a folder; return the exit code."""
   steps = ("--config.total_steps=4", "--config.eval_every=4", "--config.checkpoint.every=2")
   start = (f"--config={NANO}", f"--workdir={workdir}", f"--config.task.cache={folder}/cache")
   return train.main([*start, "--config.schedule.total_steps=4", *steps, *flags])
@@ -156,22 +158,24 @@ STUDENT = (
 
 @pytest.fixture(scope="module")
 def folder_with_teacher(tmp_path_factory, compiled):
-  """Return a folder with a teacher of two steps."""
+  """Return a folder with a teacher that was trained for 2 steps."""
   folder = tmp_path_factory.mktemp("distillation")
-  assert run(folder / "teacher", folder, "--config.total_steps=2", "--config.evals={}") == 0
+  assert (
+    run_training(folder / "teacher", folder, "--config.total_steps=2", "--config.evals={}") == 0
+  )
   return folder
 
 
 @pytest.fixture(scope="module")
 def folder_with_student(folder_with_teacher):
-  """Return the teacher's folder after a student has learned in it for 4 steps."""
+  """Return the folder of the teacher, with a student that was distilled for 4 steps."""
   teacher = f"--config.teacher.workdir={folder_with_teacher}/teacher"
-  assert run(folder_with_teacher / "student", folder_with_teacher, *STUDENT, teacher) == 0
+  assert run_training(folder_with_teacher / "student", folder_with_teacher, *STUDENT, teacher) == 0
   return folder_with_teacher
 
 
 @pytest.mark.more
-def test_the_teacher_keeps_every_bit(folder_with_student):
+def test_teacher_weights_keep_every_bit(folder_with_student):
   student = folder_with_student / "student"
   teacher = load_tensors(folder_with_student / "teacher", 2)
   early = load_tensors(student, 2)
@@ -190,7 +194,7 @@ def test_the_teacher_keeps_every_bit(folder_with_student):
 
 
 @pytest.mark.more
-def test_a_finished_student_has_no_teacher(folder_with_student, tmp_path):
+def test_exported_student_has_no_teacher(folder_with_student, tmp_path):
   assert convert_hf.main([f"--input={folder_with_student}/student", f"--output={tmp_path}/hf"]) == 0
   config = json.loads((tmp_path / "hf" / "config.json").read_text())
   assert config["architectures"] == ["DeiTForImageClassificationWithTeacher"]
@@ -215,31 +219,31 @@ NO_TEACHER = {"workdir": "{folder}/none", "model": {"name": "vit", "variant": "n
     ),
   ],
 )
-def test_an_impossible_teacher_is_refused(flags, message, folder_with_teacher, tmp_path, capsys):
+def test_unusable_teacher_is_refused(flags, message, folder_with_teacher, tmp_path, capsys):
   for name in "ab":
     (folder_with_teacher / "classes" / name).mkdir(parents=True, exist_ok=True)
     image = folder_with_teacher / "classes" / name / "1.png"
     image.write_bytes(encode(np.zeros((16, 16), np.uint8)))
   folder = str(folder_with_teacher)
-  assert run(tmp_path, folder, *(flag.replace("{folder}", folder) for flag in flags)) == 2
+  assert run_training(tmp_path, folder, *(flag.replace("{folder}", folder) for flag in flags)) == 2
   error = capsys.readouterr().err.strip()
   assert message.replace("{folder}", folder) in error
   assert "\n" not in error
 
 
 @pytest.mark.more
-def test_a_published_teacher_teaches_like_its_run(folder_with_student, tmp_path):
+def test_imported_teacher_gives_the_same_student_as_its_workdir(folder_with_student, tmp_path):
   folder = folder_with_student
   assert convert_hf.main([f"--input={folder}/teacher", f"--output={tmp_path}/hf"]) == 0
   flags = [f"--config={NANO}", f"--config.task.cache={folder}/cache"]
   assert convert_hf.main([f"--input={tmp_path}/hf", f"--output={tmp_path}/teacher", *flags]) == 0
   teacher = f"--config.teacher.workdir={tmp_path}/teacher"
-  assert run(tmp_path / "student", folder, *STUDENT, teacher) == 0
+  assert run_training(tmp_path / "student", folder, *STUDENT, teacher) == 0
   assert_same_bits(tmp_path / "student", folder / "student", 4)
 
 
 @pytest.mark.more
-def test_a_classifier_of_texts_teaches_another(compiled, tmp_path):
+def test_text_classifier_can_be_distilled(compiled, tmp_path):
   flags = [f"--config.{flag}" for flag in fine_tuning("classification", tmp_path)]
   flags = ["--config=configs/roberta/base.py:debug", "--config.evals={}", *flags]
   assert train.main([*flags, f"--workdir={tmp_path}/teacher"]) == 0

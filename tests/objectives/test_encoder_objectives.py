@@ -1,4 +1,4 @@
-"""Encoder objectives equal plain numpy, in a batch and in its parts."""
+"""Encoder objectives equal plain numpy, for separate and for packed rows."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ DEBERTA = dataclasses.replace(deberta_rtd.VARIANTS["deberta-v3-tiny"], dims=DIMS
 XLNET = dataclasses.replace(xlnet.VARIANTS["xlnet-tiny"], dims=DIMS, vocab_size=V)
 
 
-def batch(seed=0):
+def make_batch(seed=0):
   """Return rows of different lengths with spans of one or two predicted tokens."""
   generator = np.random.default_rng(seed)
   tokens = generator.integers(3, V, (B, S)).astype(np.int32)
@@ -61,13 +61,13 @@ def mean_over_tokens(logits, targets, weights):
   return -log_p[np.arange(len(log_p)), targets[positions]].mean(), correct.mean()
 
 
-def means_of(sums) -> dict[str, float]:
+def compute_means(sums) -> dict[str, float]:
   return {name: float(total / sums[denominator(name, sums)]) for name, total in sums.items()}
 
 
 def test_masked_tokens_and_next_sentences_equal_numpy():
   model = tiny.model(SIZE, family=bert)
-  data = batch()
+  data = make_batch()
   loss, sums = jax.jit(mlm.Objective())(model, data)
   assert set(sums) == {*mlm.Objective.reported_sums, "weights", "next_sentence_weights"}
   outputs = jax.jit(model.__class__.__call__)(model, data)
@@ -80,7 +80,7 @@ def test_masked_tokens_and_next_sentences_equal_numpy():
     outputs["next_sentence_logits"], label, np.ones_like(label)
   )
   assert float(loss / count) == pytest.approx(masked + following, rel=1e-5)
-  means = means_of(sums)
+  means = compute_means(sums)
   assert means["loss"] == pytest.approx(masked, rel=1e-5)
   assert means["correct"] == pytest.approx(accuracy)
   assert means["next_sentence_loss"] == pytest.approx(following, rel=1e-5)
@@ -88,44 +88,44 @@ def test_masked_tokens_and_next_sentences_equal_numpy():
   assert float(sums["weights"]) == count
 
 
-# near zero it samples alike in any order of rows
-ALIKE = electra_objective.Objective(temperature=1e-4)
+# Near temperature zero ELECTRA samples the same tokens in any order of the rows.
+DETERMINISTIC_ELECTRA = electra_objective.Objective(temperature=1e-4)
 OBJECTIVES = [
   (mlm.Objective(), bert, SIZE),
-  (ALIKE, deberta_rtd, DEBERTA),
+  (DETERMINISTIC_ELECTRA, deberta_rtd, DEBERTA),
   (permutation_lm.Objective(), xlnet, XLNET),
 ]
 NAMES = ["mlm", "replaced_tokens", "permutation"]
 
 
 def pack_pairs(rows):
-  """Return rows that hold two rows each, and the starts of these, with room for one more."""
+  """Pack two rows into each; return the packed rows and where the two start, zero-padded to 3."""
   names = [name for name, x in rows.items() if x.ndim == 2]
   packed = {name: np.zeros((B // 2, 2 * S), rows[name].dtype) for name in names}
   packed["encoder_positions"] = np.zeros((B // 2, 2 * S), np.int32)
-  firsts = np.zeros((B // 2, 3), np.int32)
+  row_starts = np.zeros((B // 2, 3), np.int32)
   for row in range(B // 2):
-    begin = 0
+    start = 0
     for number in range(2):
       length = int(rows["encoder_segment_ids"][2 * row + number].sum())
-      end = begin + length
+      end = start + length
       for name in names:
-        packed[name][row, begin:end] = rows[name][2 * row + number, :length]
-      packed["encoder_segment_ids"][row, begin:end] = number + 1
-      packed["encoder_positions"][row, begin:end] = np.arange(length)
-      firsts[row, number] = begin
-      begin = end
-  return packed, firsts
+        packed[name][row, start:end] = rows[name][2 * row + number, :length]
+      packed["encoder_segment_ids"][row, start:end] = number + 1
+      packed["encoder_positions"][row, start:end] = np.arange(length)
+      row_starts[row, number] = start
+      start = end
+  return packed, row_starts
 
 
 @pytest.mark.parametrize(("objective", "family", "size"), more.beyond(1, OBJECTIVES), ids=NAMES)
-def test_packed_pairs_have_the_losses_of_separate_rows(objective, family, size):
+def test_packed_pairs_have_the_loss_of_separate_rows(objective, family, size):
   model = tiny.model(size, family=family)
-  data = batch()
-  packed, firsts = pack_pairs(data)
+  data = make_batch()
+  packed, row_starts = pack_pairs(data)
   if family is bert:
     labels = np.pad(data["next_sentence_label"].reshape(-1, 2), ((0, 0), (0, 1)))
-    packed |= {"encoder_cls_positions": firsts, "next_sentence_label": labels}
+    packed |= {"encoder_cls_positions": row_starts, "next_sentence_label": labels}
   run = jax.jit(objective)
   loss, sums = jax.tree.map(float, run(model, packed))
   expected, expected_sums = jax.tree.map(float, run(model, data))
@@ -133,9 +133,9 @@ def test_packed_pairs_have_the_losses_of_separate_rows(objective, family, size):
   assert sums == pytest.approx(expected_sums, rel=1e-5)
 
 
-def test_the_span_boundary_objective_equals_numpy():
+def test_span_boundary_loss_equals_numpy():
   model = tiny.model(SIZE, family=bert, head="span_boundary")
-  data = batch()
+  data = make_batch()
   loss, sums = jax.jit(span_boundary.Objective())(model, data)
   assert set(sums) == {*span_boundary.Objective.reported_sums, "weights"}
   targets = data["encoder_target_tokens"]
@@ -170,12 +170,12 @@ def test_the_span_boundary_objective_equals_numpy():
 ELECTRA = dataclasses.replace(SIZE, head="discriminator", embed=8)
 
 
-def test_electras_losses_equal_numpy():
+def test_electra_losses_equal_numpy():
   model = tiny.model(ELECTRA, family=electra)
-  data = batch()
+  data = make_batch()
   loss, sums = jax.jit(electra_objective.Objective())(model, data)
-  weights_of = {"weights", "discriminator_weights", "replaced_weights"}
-  assert set(sums) == {*electra_objective.Objective.reported_sums, *weights_of}
+  weight_sums = {"weights", "discriminator_weights", "replaced_weights"}
+  assert set(sums) == {*electra_objective.Objective.reported_sums, *weight_sums}
   targets = data["encoder_target_tokens"]
   weights = data["encoder_loss_weights"]
   real = data["encoder_segment_ids"]
@@ -190,7 +190,7 @@ def test_electras_losses_equal_numpy():
   signed_logits = np.where(replaced, -discriminator_logits, discriminator_logits)
   token_losses = np.logaddexp(0, signed_logits)[real > 0]
   assert float(loss / weights.sum()) == pytest.approx(masked + 50 * token_losses.mean(), rel=1e-4)
-  means = means_of(sums)
+  means = compute_means(sums)
   assert means["loss"] == pytest.approx(masked, rel=1e-4)
   assert means["discriminator_loss"] == pytest.approx(token_losses.mean(), rel=1e-4)
   assert means["discriminator_accuracy"] == pytest.approx(
@@ -204,7 +204,7 @@ def test_electra_recognises_padding_by_segments_or_by_the_padding_id(pad):
   class Model:
     variant = dataclasses.replace(ELECTRA, tokens=dataclasses.replace(ELECTRA.tokens, pad=pad))
 
-  data = batch()
+  data = make_batch()
   real = data["encoder_segment_ids"] > 0
   all_weights = electra_objective.Objective().prepare(data, Model)["discriminator_weights"]
   np.testing.assert_array_equal(all_weights > 0, real)
@@ -212,7 +212,9 @@ def test_electra_recognises_padding_by_segments_or_by_the_padding_id(pad):
   data["encoder_input_tokens"] = np.where(
     real, data["encoder_input_tokens"], 5 if pad is None else pad
   )
-  data["encoder_input_tokens"][:, 0] = 0 if pad == 1 else 3  # a token like any other
+  data["encoder_input_tokens"][:, 0] = (
+    0 if pad == 1 else 3
+  )  # a real token, whose id another family may pad with
   weights = electra_objective.Objective().prepare(data, Model)["discriminator_weights"]
   np.testing.assert_array_equal(weights > 0, np.ones_like(real) if pad is None else real)
 
@@ -224,14 +226,14 @@ def test_generated_samples_follow_the_distribution_and_pass_no_gradient():
     samples = electra_objective.sample_tokens(logits, jax.random.key(1), temperature)
     assert_fits(np.bincount(np.asarray(samples)[0], minlength=4), shares ** (1 / temperature))
   model = tiny.model(ELECTRA, family=electra)
-  data = batch()
+  data = make_batch()
   arrays = params.arrays(model)
 
-  def discriminator_logits(arrays):
+  def discriminator_loss(arrays):
     _, sums = electra_objective.Objective()(params.with_arrays(model, arrays), data)
     return sums["discriminator_loss"]
 
-  gradients = jax.jit(jax.grad(discriminator_logits))(arrays)
+  gradients = jax.jit(jax.grad(discriminator_loss))(arrays)
   generator_names = [
     name for name in gradients if name.startswith(("generator/head", "generator/encoder"))
   ]
@@ -245,19 +247,17 @@ def test_generated_samples_follow_the_distribution_and_pass_no_gradient():
   [
     (mlm.Objective(z_loss=0.1), bert, SIZE, {}),
     (span_boundary.Objective(), bert, SIZE, {"head": "span_boundary"}),
-    pytest.param(
-      electra_objective.Objective(temperature=1e-4), electra, ELECTRA, {}, marks=pytest.mark.more
-    ),  # near zero samples do not depend on shapes
+    pytest.param(DETERMINISTIC_ELECTRA, electra, ELECTRA, {}, marks=pytest.mark.more),
   ],
   ids=["mlm", "span_boundary", "electra"],
 )
-def test_logits_at_masked_positions_alone_change_no_loss(objective, family, size, head):
+def test_logits_at_masked_positions_only_give_the_same_loss(objective, family, size, head):
   model = tiny.model(size, family=family, **head)
-  everywhere = batch()
+  all_positions = make_batch()
   positions = np.zeros((B, 5), np.int32)  # one more than any row needs
-  for row, weights in enumerate(everywhere["encoder_loss_weights"]):
+  for row, weights in enumerate(all_positions["encoder_loss_weights"]):
     positions[row, : np.count_nonzero(weights)] = np.flatnonzero(weights)
-  chosen = everywhere | {"encoder_masked_positions": positions}
+  masked_positions = all_positions | {"encoder_masked_positions": positions}
 
   @jax.jit
   def run(arrays, data):
@@ -268,10 +268,10 @@ def test_logits_at_masked_positions_alone_change_no_loss(objective, family, size
     return jax.value_and_grad(loss, has_aux=True)(arrays)
 
   arrays = params.arrays(model)
-  (loss, sums), gradients = run(arrays, everywhere)
-  (loss_2, sums_2), gradients_2 = run(arrays, chosen)
-  assert float(loss_2) == pytest.approx(float(loss), rel=1e-5)
-  assert jax.tree.map(float, sums_2) == pytest.approx(jax.tree.map(float, sums), rel=1e-5)
+  (loss, sums), gradients = run(arrays, all_positions)
+  (masked_loss, masked_sums), masked_gradients = run(arrays, masked_positions)
+  assert float(masked_loss) == pytest.approx(float(loss), rel=1e-5)
+  assert jax.tree.map(float, masked_sums) == pytest.approx(jax.tree.map(float, sums), rel=1e-5)
   largest = max(float(jnp.max(jnp.abs(g))) for g in gradients.values())
   for name, g in gradients.items():
-    assert np.allclose(gradients_2[name], g, rtol=1e-4, atol=1e-6 * largest)
+    assert np.allclose(masked_gradients[name], g, rtol=1e-4, atol=1e-6 * largest)

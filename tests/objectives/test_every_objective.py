@@ -1,4 +1,4 @@
-"""Every registered objective is finite, sums over rows and has gradients, on a recipe's data."""
+"""Every registered objective gives, on a recipe's data, finite sums over rows and gradients."""
 
 import pathlib
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("[!_]*.py"))
-# For objectives without a recipe, by the tokens that they read.
-USUAL = {
+# The recipe for objectives that have none of their own, by the first feature that they read.
+DEFAULT_RECIPES = {
   "decoder_input_tokens": "configs/gpt/gpt2_124m.py:debug",
   "encoder_input_tokens": "configs/roberta/base.py:debug",
 }
-BY_ARGUMENT = {"cached_distillation": "configs/qwen/distil.py:cached,debug"}
-BY_ARGUMENT |= topics.cases("OBJECTIVE_RECIPES")
+RECIPES_BY_OBJECTIVE = {"cached_distillation": "configs/qwen/distil.py:cached,debug"}
+RECIPES_BY_OBJECTIVE |= topics.cases("OBJECTIVE_RECIPES")
 # Near a temperature of zero, ELECTRA samples the same tokens in any order of the rows.
 OVERRIDES = {"electra": ["objective.temperature=1e-4"]}
 
@@ -53,17 +53,17 @@ def config_for(name, folder):
   overrides = OVERRIDES.get(name, [])
   if name in FINE_TUNING:
     return recipes.load("configs/roberta/base.py:debug", fine_tuning(name, folder))
-  if name in BY_ARGUMENT:
-    return recipes.load(BY_ARGUMENT[name])
+  if name in RECIPES_BY_OBJECTIVE:
+    return recipes.load(RECIPES_BY_OBJECTIVE[name])
   for recipe in RECIPES:
     if recipes.load(recipe).objective.name == name:
       return recipes.load(f"{recipe}:debug", overrides)
   model_inputs = slots.find("objective", name, objectives, "Objective").model_inputs
-  return recipes.load(USUAL[model_inputs[0]], [f"objective.name={name}", *overrides])
+  return recipes.load(DEFAULT_RECIPES[model_inputs[0]], [f"objective.name={name}", *overrides])
 
 
 @pytest.mark.parametrize("name", slots.names(objectives))
-def test_objective(name, tmp_path):
+def test_objective_sums_over_rows_and_has_gradients(name, tmp_path):
   config = config_for(name, tmp_path)
   config.model.layers = "scan"
   config.mesh = {"data": 1}

@@ -1,4 +1,4 @@
-"""GPT-1's fine-tuning lays out rows, costs them and scores labels as its paper does."""
+"""GPT-1's fine-tuning follows its paper in the layout of rows, the loss and the label scores."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 from scipy.special import log_softmax
 
 import json_lines
-import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
+import tests.recipes.nano_decoder  # noqa: F401 -- registers the variant of the runs
 from t5x_like import train, vocabularies
 from t5x_like.data import loader, task, task_features
 from t5x_like.objectives.gpt1 import Objective
@@ -21,8 +21,6 @@ DELIMITER = vocabularies.special_id(BYTES, "sep")
 EXTRACT = vocabularies.special_id(BYTES, "cls")
 PAIRS = [{"a": "one", "b": "two", "label": "no"}, {"a": "one one", "b": "one", "label": "yes"}]
 CHOICE = {"text": "one", "options": ["two", "three"], "label": 1}
-
-
 LABELLED_PAIRS = {
   "name": "classification",
   "text": "{a}",
@@ -33,18 +31,18 @@ LABELLED_PAIRS = {
 }
 
 
-def build(folder, records, **arguments):
+def build_task(folder, records, **arguments):
   json_lines.write(folder / "rows.jsonl", records)
   files = {"source": f"jsonl:{folder}/rows.jsonl", "cache": f"{folder}/cache"}
   return task.build(split="train", **files | arguments)
 
 
-def pairs(folder, **changes):
-  return build(folder, PAIRS, **LABELLED_PAIRS | changes)
+def build_pair_task(folder, **changes):
+  return build_task(folder, PAIRS, **LABELLED_PAIRS | changes)
 
 
-def row(*parts):
-  """Return the ids of texts and special tokens."""
+def token_ids(*parts):
+  """Return the token ids of a row: texts are encoded, and ids of special tokens are kept."""
   ids = []
   for part in parts:
     ids += [part] if isinstance(part, int) else BYTES.encode(part)
@@ -65,30 +63,30 @@ def unpadded_row(batch, example, number):
 
 
 def test_rows_hold_pairs_in_both_orders(tmp_path):
-  single_order = pairs(tmp_path)
-  both_orders = pairs(tmp_path, both_orders=True)
+  single_order = build_pair_task(tmp_path)
+  both_orders = build_pair_task(tmp_path, both_orders=True)
   declared = {key: LABELLED_PAIRS[key] for key in ("name", "length", "labels", "architecture")}
   assert single_order.features == task_features.declare(declared)
   assert both_orders.features == task_features.declare(declared | {"both_orders": True})
   batch = next(loader.eval_batches(both_orders, batch_size=2))
-  assert unpadded_row(batch, 0, 0) == row(START, "one", DELIMITER, "two", EXTRACT)
-  assert unpadded_row(batch, 0, 1) == row(START, "two", DELIMITER, "one", EXTRACT)
+  assert unpadded_row(batch, 0, 0) == token_ids(START, "one", DELIMITER, "two", EXTRACT)
+  assert unpadded_row(batch, 0, 1) == token_ids(START, "two", DELIMITER, "one", EXTRACT)
   single_batch = next(loader.eval_batches(single_order, batch_size=2))
   assert unpadded_row(batch, 1, 0) == unpadded_row(single_batch, 1, 0)
 
 
 def test_rows_hold_each_option(tmp_path):
   options = {"name": "multiple_choice", "text": "{text}", "options": "options", "choices": 2}
-  choices = build(tmp_path, [CHOICE], architecture="decoder", length=32, **options)
+  choices = build_task(tmp_path, [CHOICE], architecture="decoder", length=32, **options)
   batch = next(loader.eval_batches(choices, batch_size=1))
   for number, option in enumerate(CHOICE["options"]):
-    expected = row(START, "one", DELIMITER, option, EXTRACT)
+    expected = token_ids(START, "one", DELIMITER, option, EXTRACT)
     assert unpadded_row(batch, 0, number) == expected
   assert batch["option_labels"].tolist() == [[1, 2]]
 
 
-class Fixed:
-  """Stand in for a model with fixed scores and logits."""
+class FixedModel:
+  """A stand-in for a model, with fixed scores and logits."""
 
   def __init__(self, scores, logits):
     self._outputs = {"scores": jnp.asarray(scores), "logits": jnp.asarray(logits)}
@@ -98,8 +96,8 @@ class Fixed:
 
 
 @pytest.mark.parametrize("kind", ["classes", "number", "options"])
-def test_the_loss_is_the_mean_over_examples_and_a_share_of_that_over_tokens(kind):
-  """Equations 4 and 5, example by example, from a batch of which one example has no weight."""
+def test_loss_is_the_mean_over_examples_plus_a_share_of_the_mean_over_tokens(kind):
+  """Compute equations 4 and 5 of the paper example by example; the third has no weight."""
   generator = np.random.default_rng(0)
   B = 3
   R = 2
@@ -129,7 +127,7 @@ def test_the_loss_is_the_mean_over_examples_and_a_share_of_that_over_tokens(kind
   log_p = np.take_along_axis(log_p, batch["decoder_target_tokens"][..., None], -1)[:2, ..., 0]
   weights = batch["decoder_loss_weights"][:2]
   expected = np.mean(label_losses) - 0.3 * (log_p * weights).sum() / weights.sum()
-  loss, sums = Objective(language_model=0.3)(Fixed(scores, logits), batch)
+  loss, sums = Objective(language_model=0.3)(FixedModel(scores, logits), batch)
   np.testing.assert_allclose(loss / sums["weights"], expected, rtol=1e-5)
   np.testing.assert_allclose(sums["loss"], np.sum(label_losses), rtol=1e-5)
   assert sums["language_model_weights"] == weights.sum()
@@ -137,8 +135,8 @@ def test_the_loss_is_the_mean_over_examples_and_a_share_of_that_over_tokens(kind
 
 
 @pytest.mark.more
-def test_a_pretrained_decoder_learns_labels(tmp_path, compiled, capsys):
-  """The language model's loss is added; the dev set is scored."""
+def test_pretrained_decoder_learns_labels(tmp_path, compiled, capsys):
+  """Fine-tuning adds the language-model loss, and scores the dev set."""
   file = tmp_path / "rows.jsonl"
   json_lines.write(file, PAIRS)
   source = f"jsonl:train={file},validation={file}"
@@ -173,6 +171,6 @@ def test_a_pretrained_decoder_learns_labels(tmp_path, compiled, capsys):
     ({"architecture": "encoder"}, ("config.task.both_orders", "architecture='decoder'")),
   ],
 )
-def test_both_orders_of_no_pair_or_an_encoder_are_refused(changes, names, tmp_path):
+def test_both_orders_need_a_pair_and_a_decoder(changes, names, tmp_path):
   with refuses(*names):
-    pairs(tmp_path, both_orders=True, **changes)
+    build_pair_task(tmp_path, both_orders=True, **changes)

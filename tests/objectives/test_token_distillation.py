@@ -1,4 +1,4 @@
-"""Distillation of language models follows its formulas, by a teacher's stored tokens as well."""
+"""Distillation of language models follows its formulas, with an online or a stored teacher."""
 
 import json
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
+import tests.recipes.nano_decoder  # noqa: F401 -- registers the variant of the runs
 from t5x_like import train
 from t5x_like.corpora import builtin
 from t5x_like.data import loader, task
@@ -26,8 +26,8 @@ V = 7
 D = 4
 
 
-class Small:
-  """Stand in for a model whose logits are a product of hidden states and a table."""
+class LinearModel:
+  """A stand-in for a model, whose logits are the product of hidden states and a table."""
 
   def __init__(self, x_BTD, table_VD, reference=None):
     self.logits = VocabularyLogits(x_BTD, table_VD, tied=True)
@@ -40,17 +40,17 @@ class Small:
 @pytest.fixture(scope="module")
 def case():
   """Return (hidden states and table of a student, of its teacher, a batch)."""
-  draw = np.random.default_rng(4)
+  generator = np.random.default_rng(4)
   shapes = ((B, T, D), (V, D))
-  pairs = [[draw.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(2)]
+  pairs = [[generator.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(2)]
   batch = {
-    "decoder_target_tokens": draw.integers(0, V, (B, T)).astype(np.int32),
-    "decoder_loss_weights": draw.uniform(size=(B, T)).astype(np.float32),
+    "decoder_target_tokens": generator.integers(0, V, (B, T)).astype(np.int32),
+    "decoder_loss_weights": generator.uniform(size=(B, T)).astype(np.float32),
   }
   return *pairs, batch
 
 
-def log_p_of(x_BTD, table_VD, temperature=1.0):
+def log_probabilities(x_BTD, table_VD, temperature=1.0):
   return log_softmax(np.asarray(x_BTD @ table_VD.T, np.float64) / temperature, axis=-1)
 
 
@@ -60,20 +60,22 @@ def top_tokens(teacher, k):
 
 
 def online_loss(student, teacher, batch, **options):
-  """Return (loss, sums) of a teacher that runs beside the student."""
-  return token_distillation.Objective(**options)(Small(*student, Small(*teacher)), batch)
+  """Return (loss, sums) with a teacher that runs beside the student."""
+  return token_distillation.Objective(**options)(
+    LinearModel(*student, LinearModel(*teacher)), batch
+  )
 
 
 def stored_loss(student, batch, **options):
-  """Return (loss, sums) of a teacher whose tokens are in the batch."""
-  return cached_distillation.Objective(**options)(Small(*student), batch)
+  """Return (loss, sums) with a teacher whose top tokens are in the batch."""
+  return cached_distillation.Objective(**options)(LinearModel(*student), batch)
 
 
 @pytest.mark.parametrize("k", [V, 3])
-def test_the_loss_follows_the_formula(k, case):
+def test_loss_follows_the_formula(k, case):
   student, teacher, batch = case
-  log_q = log_p_of(*student)
-  log_p = log_p_of(*teacher)
+  log_q = log_probabilities(*student)
+  log_p = log_probabilities(*teacher)
   order = np.argsort(-log_p, axis=-1)
   q = np.take_along_axis(np.exp(log_q), order, -1)
   p = np.take_along_axis(np.exp(log_p), order, -1)
@@ -96,17 +98,17 @@ def test_the_loss_follows_the_formula(k, case):
     np.testing.assert_allclose(sums[name], (w * values).sum(), rtol=1e-5, err_msg=name)
 
 
-def test_a_temperature_divides_the_logits_of_both(case):
+def test_temperature_divides_the_logits_of_student_and_teacher(case):
   student, teacher, batch = case
-  log_q = log_p_of(*student, 3)
-  log_p = log_p_of(*teacher, 3)
+  log_q = log_probabilities(*student, 3)
+  log_p = log_probabilities(*teacher, 3)
   loss, sums = online_loss(student, teacher, batch, share=1.0, temperature=3.0)
   expected = (batch["decoder_loss_weights"] * 9 * (np.exp(log_p) * (log_p - log_q)).sum(-1)).sum()
   np.testing.assert_allclose([loss, sums["distillation_loss"]], [expected] * 2, rtol=1e-4)
 
 
 @pytest.mark.parametrize("tokens", [None, 2], ids=["whole", "chunks"])
-def test_stored_probabilities_of_all_tokens_equal_the_online_teacher(tokens, case, monkeypatch):
+def test_storing_all_tokens_equals_the_online_teacher(tokens, case, monkeypatch):
   student, teacher, batch = case
   stored = batch | top_tokens(teacher, V)
 
@@ -125,14 +127,14 @@ def test_stored_probabilities_of_all_tokens_equal_the_online_teacher(tokens, cas
 
 
 @pytest.mark.parametrize("wider", ["teacher", "student"])
-def test_padding_of_a_vocabulary_changes_no_loss(wider, case):
-  """Sizes of a family may share a tokenizer but pad their tables differently."""
+def test_vocabulary_padding_changes_no_loss(wider, case):
+  """Models of one family may share a tokenizer but pad their vocabularies to different sizes."""
   student, teacher, batch = case
   models = {"student": student, "teacher": teacher}
   x, table = models[wider]
   models[wider] = x, np.concatenate([table, table[:3] + 9])
-  log_q = log_p_of(*models["student"])[..., :V]
-  log_p = log_softmax(log_p_of(*models["teacher"])[..., :V], axis=-1)
+  log_q = log_probabilities(*models["student"])[..., :V]
+  log_p = log_softmax(log_probabilities(*models["teacher"])[..., :V], axis=-1)
   kl = (np.exp(log_p) * (log_p - log_q)).sum(-1)
   expected = (kl * batch["decoder_loss_weights"]).sum()
   _, sums = online_loss(models["student"], models["teacher"], batch)
@@ -145,12 +147,12 @@ def test_bad_options_and_stores_are_refused(tmp_path):
   with refuses(f"{tmp_path}/train", "python -m tools.cache_teacher"):
     task.build("taught", "train", store=str(tmp_path))
   with refuses("expected a store that tools.cache_teacher made"):
-    task.build("taught", "train", store=builtin.prepare())  # tokens alone
+    task.build("taught", "train", store=builtin.prepare())  # a store without a teacher's tokens
 
 
 @pytest.mark.more
 @pytest.mark.runs
-def test_a_student_learns_from_a_teachers_stored_tokens(tmp_path, compiled, capsys):
+def test_student_learns_from_stored_teacher_tokens(tmp_path, compiled, capsys):
   k = 5
   recipe = "--config=tests/recipes/nano_decoder.py"
   steps = ["--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2"]
@@ -180,13 +182,13 @@ def test_a_student_learns_from_a_teachers_stored_tokens(tmp_path, compiled, caps
 @pytest.mark.parametrize(
   "mesh", [dict(data=2, fsdp=2, tensor=2), dict(sequence=2, tensor=4)], ids=str
 )
-def test_meshes_change_no_loss_and_no_gradient(mesh, monkeypatch):
-  draw = np.random.default_rng(8)
+def test_meshes_change_neither_loss_nor_gradients(mesh, monkeypatch):
+  generator = np.random.default_rng(8)
   shapes = (4, 12, 16), (64, 16)
   student, teacher = (
-    [draw.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(2)
+    [generator.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(2)
   )
-  batch = {"decoder_target_tokens": draw.integers(0, 64, (4, 12)).astype(np.int32)}
+  batch = {"decoder_target_tokens": generator.integers(0, 64, (4, 12)).astype(np.int32)}
   batch |= {"decoder_loss_weights": np.ones((4, 12), np.float32)} | top_tokens(teacher, 5)
   monkeypatch.setattr(_token_distillation, "MAX_CHUNK_LOGITS", 128)
 

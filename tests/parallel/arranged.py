@@ -1,9 +1,9 @@
-"""Train on CPU devices that are arranged as the devices of a TPU slice.
+"""Train on CPU devices that are arranged like the devices of a TPU slice.
 
     python -m tests.parallel.arranged v5e:4x4 <train's flags>
 
-Device i of process p stands for the i-th device of host p: meshes, rows and groups of devices are
-those of the slice.
+Device i of process p stands for the i-th device of host p, so that meshes, rows of hosts and groups
+of devices are the same as on the slice.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Read where the devices of TPU slices are, and which host has them, as the TPU compiler says.
+"""Read the coordinates and hosts of the devices of TPU slices, as the TPU compiler reports them.
 
-python -m tests.parallel.layouts     # writes layouts.json anew; needs libtpu (the extra `plan`)
+python -m tests.parallel.layouts     # rewrites layouts.json; needs libtpu (the extra `plan`)
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ TOPOLOGIES = [  # (shape of a slice, number of slices)
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """What a mesh is arranged by."""
+  """A stand-in for a jax device, with the attributes that `make_mesh` reads."""
 
   id: int
   process_index: int
@@ -54,7 +54,7 @@ def read() -> dict[tuple[str, int], list[Device]]:
 
 
 def describe(name: str, slices: int) -> dict:
-  """Return [process, slice, core, x, y, z] of each device of a topology of the compiler."""
+  """Return the device kind of a topology, and [process, slice, core, x, y, z] of each device."""
   from t5x_like.planning import hardware
 
   topology = hardware.parse(name, slices)

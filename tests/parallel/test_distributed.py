@@ -1,4 +1,4 @@
-"""Processes of a job meet and agree, or each says in one line why not."""
+"""Processes of a job meet and agree, or each of them prints one line that says why not."""
 
 import contextlib
 import json
@@ -42,7 +42,8 @@ def free_port():
     return probe.getsockname()[1]
 
 
-def start(environment, timeout=60, body="pass"):
+def start_process(environment, timeout=60, body="pass"):
+  """Start a process that initialises the runtime and then runs `body`."""
   env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **environment}
   command = [sys.executable, "-c", PROGRAM.format(repo=str(REPO), timeout=timeout, body=body)]
   return subprocess.Popen(
@@ -58,11 +59,11 @@ def start_job(port, indices, count, **options):
       "JAX_NUM_PROCESSES": str(count),
       "JAX_PROCESS_ID": str(i),
     }
-    processes.append(start(environment, **options))
+    processes.append(start_process(environment, **options))
   return processes
 
 
-INTERLEAVED = """
+INTERLEAVED_ROWS_PROGRAM = """
   import numpy as np
   from jax.experimental import multihost_utils
   from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -73,18 +74,19 @@ INTERLEAVED = """
     mesh = Mesh(devices[order].reshape(shape), ("data", "tensor"))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     rows = local_rows(sharding, 32)
-    made = from_local_rows(sharding, rows, x[rows], 32)
-    assert (np.asarray(multihost_utils.process_allgather(made, tiled=True)) == x).all()
+    array = from_local_rows(sharding, rows, x[rows], 32)
+    assert (np.asarray(multihost_utils.process_allgather(array, tiled=True)) == x).all()
     print("rows", len(rows), bool((np.diff(rows) == 1).all()), flush=True)
 """
 
 
-def test_processes_whose_rows_interleave_make_the_global_batch():
+def test_processes_with_interleaved_rows_make_the_global_batch():
   flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
   port = free_port()
-  address = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+  job = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
   jobs = [
-    start(address | flags | {"JAX_PROCESS_ID": str(i)}, body=INTERLEAVED.strip()) for i in range(2)
+    start_process(job | flags | {"JAX_PROCESS_ID": str(i)}, body=INTERLEAVED_ROWS_PROGRAM.strip())
+    for i in range(2)
   ]
   for code, out, err in finish(jobs):
     assert code == 0, err
@@ -111,22 +113,22 @@ def assert_refused(result, *words, expected=(2, "error: ")):
   assert all(part in err for part in words), err
 
 
-TRANSIENT = (69, "transient error: ")  # launchers start again
+TRANSIENT = (69, "transient error: ")  # launchers restart a job that exits with 69
 
 
-def test_processes_with_equal_facts_start():
+def test_processes_that_agree_start():
   facts = "distributed.check_agreement({'config': 'a', 'code': distributed.code_version()}, timeout_seconds=30)"
   results = finish(start_job(free_port(), range(3), 3, body=f"{facts}; {facts}"))
   assert [(code, out) for code, out, _ in results] == [(0, f"met {i} 3") for i in range(3)], results
 
 
-def test_a_difference_is_refused_by_process_and_fact():
+def test_disagreement_names_the_process_and_the_fact():
   body = "distributed.check_agreement({'config hash': 'ab'[jax.process_index()], 'code': 'x'}, timeout_seconds=30)"
   for result in finish(start_job(free_port(), range(2), 2, body=body)):
     assert_refused(result, "process 1 has config hash b, process 0 has a")
 
 
-def test_a_process_that_does_not_report_is_named():
+def test_process_that_does_not_report_is_named():
   body = (
     "distributed.check_agreement({}, timeout_seconds=1) if jax.process_index() == 0 else "
     "__import__('time').sleep(4)"
@@ -138,7 +140,7 @@ def test_a_process_that_does_not_report_is_named():
 @pytest.mark.parametrize(
   "waits", ["time.sleep(60)", "any(map(lambda _: False, iter(int, 1)))"], ids=["asleep", "busy"]
 )
-def test_losing_the_first_process_is_a_transient_error(waits):
+def test_loss_of_the_first_process_is_a_transient_error(waits):
   body = f"import os, time; time.sleep(1) or os._exit(9) if jax.process_index() == 0 else {waits}"
   first, second = finish(start_job(free_port(), range(2), 2, body=body))
   assert first[0] == 9
@@ -149,23 +151,23 @@ def test_losing_the_first_process_is_a_transient_error(waits):
   assert "Traceback" not in err, second
 
 
-COUNTED = """
+COUNT_READS_PROGRAM = """
   from jax._src import distributed as state
   jax.devices()
   client, reads = state.global_state.client, []
-  class Counting:
+  class CountingClient:
     def __getattr__(self, name):
       reads.extend([name] * ("get" in name))
       return getattr(client, name)
-  state.global_state.client = Counting()
+  state.global_state.client = CountingClient()
   distributed.check_agreement({}, timeout_seconds=30)
   state.global_state.client = client
   print(len(reads), flush=True)
 """
 
 
-def test_only_the_first_process_reads_the_facts_of_all():
-  results = finish(start_job(free_port(), range(3), 3, body=COUNTED.strip()))
+def test_only_the_first_process_reads_all_facts():
+  results = finish(start_job(free_port(), range(3), 3, body=COUNT_READS_PROGRAM.strip()))
   assert [(code, out.split()[:1]) for code, out, _ in results] == [
     (0, ["2"]),
     (0, ["1"]),
@@ -173,33 +175,33 @@ def test_only_the_first_process_reads_the_facts_of_all():
   ], results
 
 
-FIRST_ALONE = """
+PREPARE_DATA_PROGRAM = """
   import pathlib, time
-  made, slow = pathlib.Path({path!r}), jax.process_index() == 0
-  def make():
+  file, slow = pathlib.Path({path!r}), jax.process_index() == 0
+  def prepare():
     if slow:
       time.sleep(1)
-      made.write_text("made")
-    return made.read_text()
+      file.write_text("prepared")
+    return file.read_text()
   distributed._POLL_SECONDS = 0.3
-  print(distributed.run_first_alone(make), flush=True)
+  print(distributed.run_first_alone(prepare), flush=True)
   def refuse():
     raise distributed.UserError("no such source")
   distributed.run_first_alone(refuse)
 """
 
 
-def test_the_first_process_is_waited_for_and_its_refusal_passed_on(tmp_path):
-  body = FIRST_ALONE.format(path=str(tmp_path / "made")).strip()
+def test_other_processes_wait_for_the_first_and_repeat_its_refusal(tmp_path):
+  body = PREPARE_DATA_PROGRAM.format(path=str(tmp_path / "data")).strip()
   first, second = finish(start_job(free_port(), range(2), 2, body=body))
-  assert first == (2, "made", "error: no such source")
+  assert first == (2, "prepared", "error: no such source")
   assert second[0] == 2
   assert second[2].endswith("error: process 0 could not prepare the data: no such source")
   assert second[1].startswith("waiting for process 0 to prepare the data (0 s")
-  assert second[1].endswith("made")
+  assert second[1].endswith("prepared")
 
 
-def test_a_missing_process_is_named_by_all():
+def test_every_process_names_the_missing_one():
   started = time.time()
   for result in finish(start_job(free_port(), (0, 2), 3, timeout=10)):
     assert_refused(
@@ -208,13 +210,13 @@ def test_a_missing_process_is_named_by_all():
   assert time.time() - started < 200
 
 
-def test_an_unreachable_coordinator_is_named():
+def test_unreachable_coordinator_is_named():
   port = free_port()
   (result,) = finish(start_job(port, [1], 2, timeout=2))
   assert_refused(result, f"127.0.0.1:{port} within 2 s", "Connection refused", expected=TRANSIENT)
 
 
-def test_a_port_in_use_is_refused():
+def test_port_in_use_is_refused():
   with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]
     assert_refused(
@@ -259,12 +261,15 @@ def test_slurm_is_detected():
       "SLURM_LOCALID": str(i),
       "JAX_COORDINATOR_PORT": str(port),
     }
-    processes.append(start(environment))
+    processes.append(start_process(environment))
   assert [r[:2] for r in finish(processes)] == [(0, "met 0 2"), (0, "met 1 2")]
 
 
-def test_one_process_needs_nothing():
-  assert finish([start({}), start({"JAX_NUM_PROCESSES": "1"})]) == [(0, "met 0 1", "")] * 2
+def test_single_process_needs_no_environment():
+  assert (
+    finish([start_process({}), start_process({"JAX_NUM_PROCESSES": "1"})])
+    == [(0, "met 0 1", "")] * 2
+  )
   assert len(distributed.code_version()) == 16
 
 
@@ -280,7 +285,7 @@ def test_one_process_needs_nothing():
     ("INTERNAL: a bug", RuntimeError, "INTERNAL"),
   ],
 )
-def test_a_first_process_that_does_not_answer_is_transient(answer, kind, message):
+def test_first_process_that_does_not_answer_is_a_transient_error(answer, kind, message):
   def get(key, milliseconds):
     raise RuntimeError(answer)
 
@@ -290,7 +295,7 @@ def test_a_first_process_that_does_not_answer_is_transient(answer, kind, message
     )
 
 
-def test_a_wait_for_prepared_data_ends_when_the_first_process_is_lost(monkeypatch, capsys):
+def test_waiting_for_prepared_data_ends_when_the_first_process_is_lost(monkeypatch, capsys):
   def get(key, milliseconds):
     raise RuntimeError("UNAVAILABLE: failed to connect to all addresses")
 
@@ -302,7 +307,7 @@ def test_a_wait_for_prepared_data_ends_when_the_first_process_is_lost(monkeypatc
   assert "waiting" not in capsys.readouterr().out
 
 
-KEYED = {
+VALID_GREETING = {
   "greeting": distributed._GREETING,
   "key": distributed._secret_digest(),
   "process": 1,
@@ -311,7 +316,7 @@ KEYED = {
 
 
 @pytest.mark.parametrize(
-  "message",
+  "changes",
   [
     {"process": [1]},
     {"process": {}},
@@ -326,35 +331,36 @@ KEYED = {
     {"key": "\ud800"},
   ],
 )
-def test_a_connection_of_a_stranger_is_ignored(message):
-  """Process 0 goes on when its own process 1 connects."""
-  assert (
-    gather_from_strangers([json.dumps(KEYED | message).encode(), json.dumps(KEYED).encode()])
-    is None
-  )
+def test_connection_with_a_wrong_greeting_is_ignored(changes):
+  """Process 0 ignores it, and goes on as soon as the real process 1 connects."""
+  wrong_greeting = json.dumps(VALID_GREETING | changes).encode()
+  assert connect_and_gather([wrong_greeting, json.dumps(VALID_GREETING).encode()]) is None
 
 
 @pytest.mark.parametrize(
   "content", [b"GET / HTTP/1.1\r\n\r\n", b"", b"[" * 5000, b"\xff\xfe", b"x" * 10_000]
 )
-def test_nonsense_at_the_port_is_ignored(content):
-  assert gather_from_strangers([content, json.dumps(KEYED).encode()]) is None
+def test_nonsense_sent_to_the_port_is_ignored(content):
+  assert connect_and_gather([content, json.dumps(VALID_GREETING).encode()]) is None
 
 
-def test_a_slow_connection_has_a_few_seconds(monkeypatch):
+def test_connection_that_sends_no_full_line_is_dropped_after_seconds(monkeypatch):
   monkeypatch.setattr(distributed, "_GREETING_SECONDS", 0.3)
-  assert gather_from_strangers([b"{", json.dumps(KEYED).encode()], end=b"") is None
+  assert connect_and_gather([b"{", json.dumps(VALID_GREETING).encode()], end=b"") is None
 
 
-def test_a_process_with_another_count_is_named_when_one_is_missing():
-  error = gather_from_strangers([json.dumps(KEYED | {"processes": 3}).encode()], seconds=1.0)
+def test_process_of_another_job_size_is_named_when_one_is_missing():
+  error = connect_and_gather([json.dumps(VALID_GREETING | {"processes": 3}).encode()], seconds=1.0)
   assert isinstance(error, distributed.UserError)
   assert "missing: process 1; process 1 of 3 came" in str(error)
 
 
-def gather_from_strangers(contents, seconds=20.0, end=b"\n"):
-  """Send lines to process 0 of a job of two, each by a connection of its own; return its error, if
-  any."""
+def connect_and_gather(contents, seconds=20.0, end=b"\n"):
+  """Send each of some lines to process 0 of a job of two over its own connection.
+
+  `end` ends every line but the last, which ends with a newline. Return the error of process 0, or
+  None.
+  """
   port = free_port()
   errors = []
 

@@ -1,4 +1,4 @@
-"""Logical axes become shardings; sizes that do not divide are refused by name in one line."""
+"""Logical axes become shardings; sizes that do not divide are refused in one line, by name."""
 
 import math
 import re
@@ -22,14 +22,14 @@ from t5x_like.parallel.mesh import AXES, exchange_stages, make_mesh
 from t5x_like.parallel.rules import DEFAULT, Rules, from_local_rows, local_rows
 
 
-def rules(changes=None, **mesh):
+def make_rules(changes=None, **mesh):
   """Return the rules of a mesh of as many devices as its axes multiply to."""
   devices = jax.devices()[: math.prod(mesh.values())]
   return Rules.make(make_mesh(mesh, devices), changes)
 
 
-def parameters(**sizes):
-  """Return the parameters of a T5 of some sizes, by name."""
+def t5_parameters(**sizes):
+  """Return the abstract parameters of a T5 with these sizes, by name."""
   make = tiny.maker(tiny.sizes("1.1", **sizes), vocab_size=64)
   return params.named_params(jax.eval_shape(make, jax.random.key(0)))
 
@@ -69,24 +69,26 @@ def test_meshes_that_do_not_fit_are_refused(sizes, words):
 
 
 def test_logical_axes_become_partition_specs():
-  r = rules(data=2, fsdp=2, tensor=2)
-  assert r.spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")
-  assert r.spec(("vocab", "embed")) == PartitionSpec("tensor", "fsdp")
-  assert r.spec((None,)) == PartitionSpec(None)
-  assert r.batch().spec == PartitionSpec(("data", "fsdp"))
-  assert r.spec(("batch", "length", "activation_mlp")) == PartitionSpec(
+  rules = make_rules(data=2, fsdp=2, tensor=2)
+  assert rules.spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")
+  assert rules.spec(("vocab", "embed")) == PartitionSpec("tensor", "fsdp")
+  assert rules.spec((None,)) == PartitionSpec(None)
+  assert rules.batch().spec == PartitionSpec(("data", "fsdp"))
+  assert rules.spec(("batch", "length", "activation_mlp")) == PartitionSpec(
     ("data", "fsdp"), None, "tensor"
   )
-  # a mesh axis cuts one array once
-  assert r.spec(("mlp", "heads")) == PartitionSpec("tensor", None)
-  assert (r.ways("batch"), r.ways("mlp"), r.ways("layers")) == (4, 2, 1)
+  # A mesh axis can split only one axis of an array.
+  assert rules.spec(("mlp", "heads")) == PartitionSpec("tensor", None)
+  assert (rules.ways("batch"), rules.ways("mlp"), rules.ways("layers")) == (4, 2, 1)
 
 
-def test_a_recipe_changes_rules():
-  r = rules({"embed": ("fsdp", "data"), "mlp": None, "vocab": "data"}, data=2, fsdp=2, tensor=2)
-  assert r.spec(("embed", "mlp")) == PartitionSpec(("fsdp", "data"), None)
-  assert r.spec(("vocab", "embed")) == PartitionSpec("data", "fsdp")
-  assert rules(fsdp=8).table == DEFAULT
+def test_a_recipe_can_change_rules():
+  rules = make_rules(
+    {"embed": ("fsdp", "data"), "mlp": None, "vocab": "data"}, data=2, fsdp=2, tensor=2
+  )
+  assert rules.spec(("embed", "mlp")) == PartitionSpec(("fsdp", "data"), None)
+  assert rules.spec(("vocab", "embed")) == PartitionSpec("data", "fsdp")
+  assert make_rules(fsdp=8).table == DEFAULT
 
 
 @pytest.mark.parametrize(
@@ -96,9 +98,9 @@ def test_a_recipe_changes_rules():
     ({"embed": "fspd"}, ("rules.embed", "'fspd'", "did you mean 'fsdp'?")),
   ],
 )
-def test_unknown_names_are_refused_with_the_nearest(changes, words):
+def test_unknown_axes_are_refused_with_a_suggestion(changes, words):
   with refuses(*words):
-    rules(changes, fsdp=8)
+    make_rules(changes, fsdp=8)
 
 
 SIX_HEADS = dict(heads=6, head_dim=64, embed=64, mlp=64)
@@ -107,7 +109,7 @@ SIX_HEADS = dict(heads=6, head_dim=64, embed=64, mlp=64)
 @pytest.mark.parametrize(
   "changes, mesh, sizes, words",
   [
-    # 6 heads of 64 are 384 numbers, which 4 divides; but a head may not be cut
+    # 4 divides the 6 * 64 = 384 columns of the kernel, but it would split heads.
     (
       None,
       dict(data=2, tensor=4),
@@ -126,20 +128,20 @@ SIX_HEADS = dict(heads=6, head_dim=64, embed=64, mlp=64)
 )
 def test_axes_that_do_not_divide_are_refused_by_name(changes, mesh, sizes, words):
   with refuses(*words):
-    rules(changes, **mesh).param_shardings(parameters(**sizes))
+    make_rules(changes, **mesh).param_shardings(t5_parameters(**sizes))
 
 
-def test_tensor_splits_heads():
-  shardings = rules(tensor=2).param_shardings(parameters(**SIX_HEADS))
+def test_tensor_axis_splits_heads():
+  shardings = make_rules(tensor=2).param_shardings(t5_parameters(**SIX_HEADS))
   attention = "encoder/blocks/self_attention/layer"
   assert shardings[f"{attention}/query/kernel"].spec == PartitionSpec(None, None, "tensor")
   assert shardings[f"{attention}/out/kernel"].spec == PartitionSpec(None, "tensor", None)
   assert shardings["encoder/position/table"].spec == PartitionSpec(None, "tensor")
 
 
-def test_every_parameter_is_cut_by_fsdp_and_tensor_except_vectors():
-  shardings = rules(fsdp=4, tensor=2).param_shardings(parameters())
-  for name, p in parameters().items():
+def test_fsdp_and_tensor_split_every_parameter_except_vectors():
+  shardings = make_rules(fsdp=4, tensor=2).param_shardings(t5_parameters())
+  for name, p in t5_parameters().items():
     ways = 8
     if "position" in name:
       ways = 2
@@ -154,47 +156,47 @@ def test_every_parameter_is_cut_by_fsdp_and_tensor_except_vectors():
 def test_constrain_pins_a_sharding_only_under_rules():
   x = jnp.ones((8, 4, 16))
   assert constrain(x, "batch", "length", "activation_mlp") is x
-  r = rules(data=2, fsdp=2, tensor=2)
+  rules = make_rules(data=2, fsdp=2, tensor=2)
 
   @jax.jit
   def run(x):
-    with r.activate():
+    with rules.activate():
       whole = constrain(x, "batch", "length", "activation_mlp")
-      odd = constrain(x[:3], "batch", None, "activation_mlp")
-      return whole, odd
+      three_rows = constrain(x[:3], "batch", None, "activation_mlp")
+      return whole, three_rows
 
-  whole, odd = run(jax.device_put(x, r.replicated))
+  whole, three_rows = run(jax.device_put(x, rules.replicated))
   assert whole.sharding.spec == PartitionSpec(("data", "fsdp"), None, "tensor")
-  # three rows cannot be cut into four: left whole
-  assert odd.sharding.shard_shape(odd.shape) == (3, 4, 8)
+  # 4 devices along the batch cannot split 3 rows, so each holds all of them.
+  assert three_rows.sharding.shard_shape(three_rows.shape) == (3, 4, 8)
   assert constrain(x, "batch", "length", "activation_mlp") is x
 
 
 # The rows of a process
 
 
-def test_a_process_reads_the_rows_of_its_devices():
-  assert local_rows(rules(data=4, tensor=2).batch(), 32).tolist() == [*range(32)]
+def test_single_process_reads_every_row():
+  assert local_rows(make_rules(data=4, tensor=2).batch(), 32).tolist() == [*range(32)]
 
 
-class Elsewhere:
-  """Stand in for a sharding as another process sees it, which owns only some devices."""
+class ShardingOfProcess:
+  """A stand-in for a sharding as seen by a process that owns only some of the devices."""
 
   def __init__(self, sharding, devices):
     self.sharding = sharding
     self.devices = devices
 
   def addressable_devices_indices_map(self, shape):
-    cuts = self.sharding.devices_indices_map(shape)
-    return {d: cuts[d] for d in self.devices}
+    shards = self.sharding.devices_indices_map(shape)
+    return {d: shards[d] for d in self.devices}
 
 
 @pytest.mark.parametrize("process, rows", [(0, range(16)), (1, range(16, 32))])
 def test_local_rows_of_two_processes(process, rows):
   mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
   devices = mesh.devices[2 * process : 2 * process + 2].ravel()
-  split = Elsewhere(NamedSharding(mesh, PartitionSpec("data")), devices)
-  replicated = Elsewhere(NamedSharding(mesh, PartitionSpec()), devices)
+  split = ShardingOfProcess(NamedSharding(mesh, PartitionSpec("data")), devices)
+  replicated = ShardingOfProcess(NamedSharding(mesh, PartitionSpec()), devices)
   assert local_rows(split, 32).tolist() == [*rows]
   assert local_rows(replicated, 32).tolist() == [*range(32)]
 
@@ -202,7 +204,7 @@ def test_local_rows_of_two_processes(process, rows):
 @pytest.mark.parametrize(
   "axes", [{"data": 8}, {"data": 4, "tensor": 2}, {"data": 2, "fsdp": 4}, {"fsdp": 8}]
 )
-def test_rows_of_hosts_on_a_torus_are_sets_that_cover_the_batch(axes):
+def test_hosts_with_scattered_devices_together_read_every_row(axes):
   devices = np.array(jax.devices())
   order = np.random.default_rng(0).permutation(8)
   mesh = Mesh(devices[order].reshape(tuple(axes.values())), tuple(axes))
@@ -211,7 +213,7 @@ def test_rows_of_hosts_on_a_torus_are_sets_that_cover_the_batch(axes):
   rows_of_hosts = set()
   for host in range(4):
     host_devices = devices[2 * host : 2 * host + 2]
-    rows = local_rows(Elsewhere(sharding, host_devices), 32)
+    rows = local_rows(ShardingOfProcess(sharding, host_devices), 32)
     host_rows = {row for device in host_devices for row in range(*shards[device][0].indices(32))}
     assert rows.tolist() == sorted(host_rows)
     rows_of_hosts |= host_rows
@@ -221,7 +223,7 @@ def test_rows_of_hosts_on_a_torus_are_sets_that_cover_the_batch(axes):
 @pytest.mark.parametrize(
   "spec", [PartitionSpec("data"), PartitionSpec("data", "tensor"), PartitionSpec()]
 )
-def test_global_arrays_from_sets_of_rows(spec, monkeypatch):
+def test_global_arrays_are_made_from_local_rows(spec, monkeypatch):
   devices = np.array(jax.devices())[[5, 0, 3, 6, 1, 7, 2, 4]]
   sharding = NamedSharding(Mesh(devices.reshape(4, 2), ("data", "tensor")), spec)
   x = np.arange(64 * 6).reshape(64, 6)
@@ -238,9 +240,9 @@ def test_global_arrays_from_sets_of_rows(spec, monkeypatch):
 @pytest.mark.parametrize(
   "mesh", [dict(fsdp=8), dict(data=2, fsdp=2, tensor=2), dict(fsdp=4, sequence=2)], ids=str
 )
-def test_a_matmul_on_a_mesh_equals_one_devices(mesh):
-  """Its gradient is split as the kernel is."""
-  r = rules(**mesh)
+def test_matmul_on_a_mesh_equals_one_device(mesh):
+  """The gradient of the kernel has the sharding of the kernel."""
+  rules = make_rules(**mesh)
   generator = np.random.default_rng(0)
   x = generator.standard_normal((8, 4, 16)).astype(np.float32)
   kernel = generator.standard_normal((16, 32)).astype(np.float32)
@@ -248,43 +250,43 @@ def test_a_matmul_on_a_mesh_equals_one_devices(mesh):
   axes = ("embed", "mlp")
 
   def gradients(x, kernel, g):
-    y, pull = jax.vjp(lambda x, kernel: matmul(x, kernel, jnp.float32, axes), x, kernel)
-    return y, *pull(g)
+    y, vjp = jax.vjp(lambda x, kernel: matmul(x, kernel, jnp.float32, axes), x, kernel)
+    return y, *vjp(g)
 
   @jax.jit
   def run(x, kernel, g):
-    with r.activate():
+    with rules.activate():
       return gradients(x, kernel, g)
 
-  tokens = r.sharding(("batch", "length", None))
-  args = jax.device_put((x, kernel, g), (tokens, r.sharding(axes), tokens))
+  tokens = rules.sharding(("batch", "length", None))
+  args = jax.device_put((x, kernel, g), (tokens, rules.sharding(axes), tokens))
   actual = run(*args)
   assert_trees_close(actual, jax.jit(gradients)(x, kernel, g), rtol=1e-5, atol=1e-5)
-  assert actual[2].sharding.is_equivalent_to(r.sharding(axes), 2)
+  assert actual[2].sharding.is_equivalent_to(rules.sharding(axes), 2)
   program = run.lower(*args).compile().as_text()
   assert "reduce-scatter" in program
   assert "all-gather" in program
-  # Gathers of the kernel are along `embed` alone: it is never whole along `tensor`.
+  # The kernel is gathered along `embed` only, so it is never whole if `tensor` splits it.
   gathers_all = re.search(r"f32\[16,32\]\S* all-gather", program) is not None
   assert gathers_all == ("tensor" not in mesh)
-  # which XLA's CPU compiler does not survive by itself
+  # XLA's CPU compiler crashes on 16-bit sums in a `shard_map`, which `Rules` works around.
   low = run(args[0].astype(jnp.bfloat16), args[1], args[2])
   np.testing.assert_allclose(low[2], actual[2], rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("mesh, gathers", [(dict(fsdp=8), 1), (dict(fsdp=4, tensor=2), 3)], ids=str)
-def test_layers_of_one_input_gather_their_kernels_at_once(mesh, gathers):
-  """Each computes the same alone; kernels are split by FSDP."""
-  r = rules(**mesh)
+def test_layers_with_a_common_input_gather_their_kernels_together(mesh, gathers):
+  """The outputs equal those of separate calls; FSDP splits the kernels."""
+  rules = make_rules(**mesh)
   layers = [
     Linear((16, width), ("embed", axis), params.fan_in_normal(16), nnx.Rngs(seed), bias=seed == 1)
     for seed, (width, axis) in enumerate([(32, "heads"), (8, "kv_heads"), (8, "kv_heads")])
   ]
-  shardings = jax.tree.map(lambda p: r.sharding(p.axes), layers, is_leaf=params.is_param)
+  shardings = jax.tree.map(lambda p: rules.sharding(p.axes), layers, is_leaf=params.is_param)
   x = np.random.default_rng(0).standard_normal((8, 4, 16)).astype(np.float32)
 
   def outputs(layers, x):
-    with r.activate():
+    with rules.activate():
       return apply_jointly(layers, x)
 
   def outputs_of_each(layers, x):
@@ -296,29 +298,29 @@ def test_layers_of_one_input_gather_their_kernels_at_once(mesh, gathers):
 
     return jax.jit(jax.grad(loss, argnums=(0, 1)))
 
-  arguments = jax.device_put((layers, x), (shardings, r.sharding(("batch", "length", None))))
+  arguments = jax.device_put((layers, x), (shardings, rules.sharding(("batch", "length", None))))
   actual = gradients(outputs)(*arguments)
   expected = gradients(outputs_of_each)(layers, x)
   assert_trees_close(actual, expected, rtol=1e-5, atol=1e-5)
   assert jax.jit(outputs).lower(*arguments).as_text().count("dot_general") == gathers
 
 
-def test_a_token_table_is_gathered_in_the_dtype_of_its_vectors_and_its_gradient_summed_in_float32():
-  """512 tokens a device of a table of 8 rows: gathering the table moves less than exchanging
-  vectors."""
-  r = rules(fsdp=8)
+def test_token_table_is_gathered_in_bfloat16_and_its_gradient_is_summed_in_float32():
+  """Each device has 512 tokens and the table has 8 rows, so gathering the table moves less data
+  than exchanging vectors."""
+  rules = make_rules(fsdp=8)
   embed = Embed(8, 16, nnx.Rngs(0), init=params.normal(1.0))
   ids = np.random.default_rng(0).integers(0, 8, (64, 64), np.int32)
 
   def run(table, ids):
-    with r.activate():
+    with rules.activate():
       return params.with_arrays(embed, {"table": table})(ids, jnp.bfloat16)
 
   def gradient(table, ids):
     return jax.grad(lambda table: jnp.sum(run(table, ids).astype(jnp.float32)))(table)
 
   table = embed.table[...]
-  arguments = jax.device_put((table, ids), (r.sharding(("vocab", "embed")), r.batch()))
+  arguments = jax.device_put((table, ids), (rules.sharding(("vocab", "embed")), rules.batch()))
   vectors = np.asarray(table.astype(jnp.bfloat16))[ids]
   np.testing.assert_array_equal(jax.jit(run)(*arguments), vectors)
   counts = np.bincount(ids.ravel(), minlength=8)[:, None] * np.ones(16)
@@ -329,9 +331,9 @@ def test_a_token_table_is_gathered_in_the_dtype_of_its_vectors_and_its_gradient_
 @pytest.mark.parametrize(
   "mesh, lengths", [(dict(fsdp=8), (2, 4)), (dict(data=2, fsdp=4), (2, 2))], ids=str
 )
-def test_an_exchange_in_stages_equals_one_all_to_all(mesh, lengths, monkeypatch):
+def test_staged_exchange_equals_one_all_to_all(mesh, lengths, monkeypatch):
   """Each stage is an all-to-all along one dimension of a torus."""
-  r = rules(**mesh)
+  rules = make_rules(**mesh)
   positions = np.arange(np.prod(lengths)).reshape(lengths)
   groups = [np.moveaxis(positions, i, -1).reshape(-1, n).tolist() for i, n in enumerate(lengths)]
   monkeypatch.setattr(rules_module, "exchange_stages", lambda mesh, axis: groups)
@@ -339,44 +341,44 @@ def test_an_exchange_in_stages_equals_one_all_to_all(mesh, lengths, monkeypatch)
 
   @jax.jit
   def run(x, g):
-    with r.activate():
+    with rules.activate():
       axes = ("batch", "length", "embed"), ("batch", "length", None)
-      y, pull = jax.vjp(lambda x: exchange(x, *axes), x)
-      return y, *pull(g)
+      y, vjp = jax.vjp(lambda x: exchange(x, *axes), x)
+      return y, *vjp(g)
 
-  arguments = jax.device_put((x, g), r.sharding(("batch",)))
+  arguments = jax.device_put((x, g), rules.sharding(("batch",)))
   y, dx = run(*arguments)
   np.testing.assert_array_equal(y, x)
   np.testing.assert_array_equal(dx, g)
-  assert y.sharding.is_equivalent_to(r.sharding(("batch", None, None)), 3)
+  assert y.sharding.is_equivalent_to(rules.sharding(("batch", None, None)), 3)
   assert run.lower(*arguments).as_text().count("all_to_all") >= 4
 
 
-class DeviceOfTorus:
+class TorusDevice:
   def __init__(self, *coords):
     self.coords = coords
 
 
-def torus_of(*sizes):
-  """Return the devices of a torus, the last coordinate the fastest."""
-  return [DeviceOfTorus(*coords) for coords in np.ndindex(*sizes)]
+def make_torus(*sizes):
+  """Return the devices of a torus in row-major order of their coordinates."""
+  return [TorusDevice(*coords) for coords in np.ndindex(*sizes)]
 
 
-def test_a_torus_has_a_stage_for_each_dimension():
-  """After all stages every device has the part that one all-to-all leaves it."""
+def test_torus_has_a_stage_for_each_dimension():
+  """All stages together leave each device with the same part as a single scatter."""
 
   def mesh(devices):
     return Mesh(np.array(devices), AXES[1 : 1 + np.array(devices).ndim])
 
-  torus = torus_of(2, 4, 1)
+  torus = make_torus(2, 4, 1)
   assert exchange_stages(mesh(jax.devices()), "data") == [None]
   assert exchange_stages(mesh(torus[:4]), "data") == [None]
   stages = exchange_stages(mesh(torus), "data")
   assert stages == [[[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
-  assert len(exchange_stages(mesh(torus_of(2, 2, 2)), "data")) == 3
+  assert len(exchange_stages(mesh(make_torus(2, 2, 2)), "data")) == 3
   assert exchange_stages(mesh(np.array(torus).reshape(2, 4)), "fsdp") == [None]
-  # no sums over 3: joined to the 4
-  stages_of_threes = exchange_stages(mesh(torus_of(3, 4, 2)), "data")
+  # An odd dimension is joined with its neighbour.
+  stages_of_threes = exchange_stages(mesh(make_torus(3, 4, 2)), "data")
   assert [len(groups[0]) for groups in stages_of_threes] == [12, 2]
 
   def scatter(x, groups):
