@@ -1,6 +1,6 @@
-"""A workdir in a bucket needs only the extra of its scheme (`make test-services`).
+"""A workdir in a bucket needs only the optional dependencies of its scheme (`make test-services`).
 
-The server runs in this process and answers as Google's and as Amazon's storage do.
+The server runs in this process and answers like the storage of Google and of Amazon.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests import object_server
 
 pytestmark = pytest.mark.services
 REPO = pathlib.Path(__file__).resolve().parents[2]
-ADDRESSES = {"gcs": "gs://bucket/run", "s3": "s3://bucket/run"}
+URLS = {"gcs": "gs://bucket/run", "s3": "s3://bucket/run"}
 STEPS = 20
 KILL_STEP = 5
 RECIPE = "--config=configs/gpt/gpt2_124m.py:debug"
@@ -28,9 +28,9 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="module", params=ADDRESSES)
+@pytest.fixture(scope="module", params=URLS)
 def bucket_and_python(request, tmp_path_factory):
-  """Return (address of a bucket, path of a Python with the extra).
+  """Return (URL of a workdir, path of a Python interpreter with the extra).
 
   The environments are in the directory T5X_LIKE_EXTRAS if it is set, else in a temporary one.
   """
@@ -42,11 +42,13 @@ def bucket_and_python(request, tmp_path_factory):
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pinned = ["-c", "constraints.txt", "-e", f".[{request.param}]"]
     subprocess.run([*pip, *pinned], cwd=REPO, check=True)
-  return ADDRESSES[request.param], str(python)
+  return URLS[request.param], str(python)
 
 
-def test_a_killed_run_in_a_bucket_is_resumed_evaluated_and_predicts(bucket_and_python, tmp_path):
-  address, python = bucket_and_python
+def test_killed_run_in_a_bucket_can_be_resumed_evaluated_and_used_for_prediction(
+  bucket_and_python, tmp_path
+):
+  url, python = bucket_and_python
   server = object_server.Server(tmp_path / "bucket")
   server.root.mkdir()
   workdir = server.root / "run"
@@ -58,7 +60,7 @@ def test_a_killed_run_in_a_bucket_is_resumed_evaluated_and_predicts(bucket_and_p
     env |= object_server.environment(server) | {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu"}
 
     def start(module: str, *flags: str) -> subprocess.Popen:
-      command = [python, "-m", module, f"--workdir={address}", *flags]
+      command = [python, "-m", module, f"--workdir={url}", *flags]
       return subprocess.Popen(
         command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
       )

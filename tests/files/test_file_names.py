@@ -1,4 +1,4 @@
-"""Names read from files of others lead to no path outside their directory."""
+"""Names that are read from foreign files never lead to paths outside their directory."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from tools import convert_hf, prepare_data
 
 pytestmark = pytest.mark.runs
 
-HOSTILE = [
+HOSTILE_NAMES = [
   "x/../../../elsewhere",
   "..",
   ".",
@@ -42,15 +42,15 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_paths_and_unprintable_text_are_no_names(name):
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_paths_and_unprintable_text_are_not_names(name):
   assert not file_names.is_name(name)
   with pytest.raises(UserError, match="store: name: found .*, expected a name") as refusal:
     file_names.check_name("store: name", name)
   message = str(refusal.value)
   assert message.isascii()
   assert "\n" not in message
-  assert len(message) < 320
+  assert len(message) < 320  # long names are shortened
 
 
 def test_names_may_hold_spaces_dots_and_other_scripts():
@@ -68,8 +68,8 @@ def test_only_relative_paths_without_escapes_stay_inside():
 
 
 @contextlib.contextmanager
-def nothing_else_written(root: pathlib.Path, *writable: pathlib.Path):
-  """Checks that no file under `root` appears or changes, except in the writable directories."""
+def assert_writes_only_in(root: pathlib.Path, *writable: pathlib.Path):
+  """Assert that no file under `root` appears or changes, except in the writable directories."""
 
   def modification_times():
     times = {}
@@ -84,7 +84,7 @@ def nothing_else_written(root: pathlib.Path, *writable: pathlib.Path):
   assert modification_times() == before
 
 
-def check_refusal(capsys, exit_code, *words, expected_code=2):
+def assert_refused(capsys, exit_code, *words, expected_code=2):
   (line,) = capsys.readouterr().err.strip().splitlines()
   assert exit_code == expected_code, line
   for word in words:
@@ -93,21 +93,21 @@ def check_refusal(capsys, exit_code, *words, expected_code=2):
 
 @pytest.fixture
 def foreign_run(trained, tmp_path):
-  """A run in a deep directory, which may be changed."""
+  """Return the workdir of a run, which tests may change, deep enough for `../../..` to show."""
   workdir = tmp_path / "a" / "b" / "run"
   shutil.copytree(trained, workdir)
   return workdir
 
 
 @pytest.mark.parametrize("key", ["name", "split"])
-def test_a_foreign_store_writes_no_files_elsewhere(foreign_run, tmp_path, capsys, key):
+def test_foreign_store_writes_no_files_elsewhere(foreign_run, tmp_path, capsys, key):
   store = tmp_path / "store"
   shutil.copytree(builtin.prepare(), store)
   hostile = "x/../../../elsewhere"
   stores.edit(store / "validation", lambda manifest: manifest.update({key: hostile}), checked=True)
-  with nothing_else_written(tmp_path, foreign_run / "data"):
+  with assert_writes_only_in(tmp_path, foreign_run / "data"):
     exit_code = evaluate.main([f"--workdir={foreign_run}", f"--config.task.store={store}"])
-  check_refusal(
+  assert_refused(
     capsys, exit_code, f"{store}/validation/manifest.json: {key}: found 'x/../../../elsewhere'"
   )
 
@@ -122,12 +122,12 @@ def test_names_in_a_foreign_config_write_no_files_elsewhere(foreign_run, tmp_pat
     ({"phases": {"a/x": {"until": 1}}}, "config.phases"),
   ):
     file.write_text(json.dumps(saved | changes))
-    with nothing_else_written(tmp_path, foreign_run / "data"):
-      check_refusal(capsys, evaluate.main([f"--workdir={foreign_run}"]), key, "expected a")
+    with assert_writes_only_in(tmp_path, foreign_run / "data"):
+      assert_refused(capsys, evaluate.main([f"--workdir={foreign_run}"]), key, "expected a")
 
 
-def test_a_foreign_vocabulary_writes_nothing_beside_an_export(foreign_run, tmp_path, capsys):
-  """A published vocabulary names the files that it brings, which an export writes."""
+def test_foreign_vocabulary_writes_nothing_outside_an_export(foreign_run, tmp_path, capsys):
+  """A published vocabulary lists its own files, which an export writes."""
   tokenizer = tmp_path / "hf"
   tokenizer.mkdir()
   published.byte_level(published.BART).save(str(tokenizer / "tokenizer.json"))
@@ -137,26 +137,26 @@ def test_a_foreign_vocabulary_writes_nothing_beside_an_export(foreign_run, tmp_p
   shutil.rmtree(foreign_run / "vocabulary")
   vocabularies.load(str(tokenizer)).save(foreign_run / "vocabulary")
   target = tmp_path / "PWNED"
-  bait = foreign_run / "vocabulary" / "huggingface." / str(target)[1:]
-  bait.parent.mkdir(parents=True)
-  bait.write_text("payload")
+  payload = foreign_run / "vocabulary" / "huggingface." / str(target)[1:]
+  payload.parent.mkdir(parents=True)
+  payload.write_text("payload")
   manifest = json.loads((foreign_run / "vocabulary" / "vocabulary.json").read_text())
   manifest["files"][f"huggingface./{target}"] = {"bytes": 7}
   (foreign_run / "vocabulary" / "vocabulary.json").write_text(json.dumps(manifest))
   exit_code = convert_hf.main([f"--input={foreign_run}", f"--output={tmp_path}/export"])
   assert not target.exists()
-  check_refusal(capsys, exit_code, f"{foreign_run}/vocabulary/vocabulary.json: files: found ")
+  assert_refused(capsys, exit_code, f"{foreign_run}/vocabulary/vocabulary.json: files: found ")
 
 
-def test_a_store_is_not_made_under_a_name_that_cannot_be_read(tmp_path, capsys):
+def test_store_is_not_made_under_an_invalid_name(tmp_path, capsys):
   (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 20)
   flags = [f"--source=jsonl:{tmp_path}/a.jsonl", "--vocabulary=bytes", "--name=../x"]
   exit_code = prepare_data.main([*flags, f"--output={tmp_path}/out"])
-  check_refusal(capsys, exit_code, "--name: found '../x'")
+  assert_refused(capsys, exit_code, "--name: found '../x'")
   assert not (tmp_path / "out").exists()
 
 
-def test_examples_of_a_foreign_cache_stay_inside(tmp_path):
+def test_arrays_of_a_foreign_cache_stay_inside_it(tmp_path):
   (tmp_path / "a.tsv").write_text("a\tb\nx\ty\n")
   arguments = dict(
     source=f"tsv:{tmp_path}/a.tsv", inputs="{a}", targets="{b}", cache=str(tmp_path / "cache")
@@ -168,7 +168,7 @@ def test_examples_of_a_foreign_cache_stay_inside(tmp_path):
     task.build("text_to_text", "train", **arguments)
 
 
-def test_a_checkpoint_names_no_tensor_elsewhere(foreign_run, tmp_path, capsys):
+def test_checkpoint_with_a_path_for_a_tensor_name_is_refused(foreign_run, tmp_path, capsys):
   manifest_file = foreign_run / "checkpoints" / "4" / "manifest" / "metadata"
   saved = json.loads(manifest_file.read_text())
   parameter = next(name for name in saved["tensors"] if name.startswith("params/"))
@@ -186,13 +186,13 @@ def test_a_checkpoint_names_no_tensor_elsewhere(foreign_run, tmp_path, capsys):
     with pytest.raises(DamageError, match="which no checkpoint has"):
       restore()
   exit_code = evaluate.main([f"--workdir={foreign_run}", "--step=4"])
-  check_refusal(capsys, exit_code, "which no checkpoint has", expected_code=4)
+  assert_refused(capsys, exit_code, "which no checkpoint has", expected_code=4)
 
 
 @pytest.mark.parametrize(
   "file", ["../outside.safetensors", "/outside.safetensors", "a/b.safetensors"]
 )
-def test_an_index_of_tensors_names_files_of_its_directory(tmp_path, file):
+def test_tensor_index_may_name_only_files_of_its_directory(tmp_path, file):
   directory = tmp_path / "model"
   directory.mkdir()
   save_file({"x": np.zeros(2, np.float32)}, tmp_path / "outside.safetensors")
@@ -217,7 +217,7 @@ def test_an_index_of_tensors_names_files_of_its_directory(tmp_path, file):
     ),
   ],
 )
-def test_a_path_in_place_of_a_name_is_refused(call, words, tmp_path):
+def test_path_in_place_of_a_name_is_refused(call, words, tmp_path):
   with refuses(words):
     call(tmp_path / "folder")
   assert not list(tmp_path.iterdir())

@@ -29,7 +29,7 @@ def make_device(path: pathlib.Path) -> None:
 
 
 def make_socket(path: pathlib.Path) -> None:
-  # a socket's path must be short
+  # The path of a socket must be short, so make it relative.
   with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(path.parent):
     server.bind(path.name)
 
@@ -38,7 +38,7 @@ def make_loop(path: pathlib.Path) -> None:
   path.symlink_to(path.name)
 
 
-KINDS = {
+MAKERS = {
   "a pipe": make_pipe,
   "a device": make_device,
   "a socket": make_socket,
@@ -50,15 +50,15 @@ def read(path: pathlib.Path) -> bytes:
   return local.LocalPath(path).read_bytes()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pipes_and_devices_are_no_files(kind, tmp_path):
-  KINDS[kind](tmp_path / "file")
+@pytest.mark.parametrize("kind", MAKERS)
+def test_pipes_devices_and_sockets_are_refused_as_files(kind, tmp_path):
+  MAKERS[kind](tmp_path / "file")
   for call in (read, local.check_regular, lambda path: local.check_below(path.parent)):
     with pytest.raises(local.IrregularFile, match=f"found {kind}, expected a file"):
       call(tmp_path / "file")
 
 
-def test_links_to_files_are_read_and_missing_files_are_none(tmp_path):
+def test_links_are_followed_and_missing_files_read_as_none(tmp_path):
   (tmp_path / "file").write_bytes(b"content")
   (tmp_path / "link").symlink_to("file")
   (tmp_path / "dangling").symlink_to("nothing")
@@ -86,7 +86,7 @@ def read_config(folder: pathlib.Path) -> None:
   saved_workdir.read_identity(folder)
 
 
-# Readers of files of a workdir, and the output of those that go on without the file.
+# (command, file of the workdir that it reads, its output if it can do without the file)
 READERS = [
   (export, "config.json", None),
   (read_config, "config.json", None),
@@ -100,19 +100,21 @@ READERS = [
 
 @pytest.mark.parametrize("kind", ["a pipe", "a link to itself"])
 @pytest.mark.parametrize("command, file, expected", READERS)
-def test_commands_do_not_wait_for_a_pipe_or_device_in_a_workdir(
+def test_commands_do_not_wait_for_a_pipe_in_a_workdir(
   command, file, expected, kind, trained, compiled, tmp_path
 ):
   output = io.StringIO()
 
-  def use(case_folder: pathlib.Path) -> int:
+  def run_command(case_folder: pathlib.Path) -> int:
     folder = pathlib.Path(shutil.copytree(trained, case_folder / "run"))
     (folder / file).unlink()
-    KINDS[kind](folder / file)
+    MAKERS[kind](folder / file)
     with contextlib.redirect_stdout(output):
       return command(folder)
 
-  outcome = Sandbox(tmp_path / "sandbox", seconds=120, allowed_folder=compiled).run(file, use)
+  outcome = Sandbox(tmp_path / "sandbox", seconds=120, allowed_folder=compiled).run(
+    file, run_command
+  )
   if expected is None:
     assert outcome.end == "refusal", outcome
     assert file in outcome.message, outcome
@@ -121,9 +123,9 @@ def test_commands_do_not_wait_for_a_pipe_or_device_in_a_workdir(
     assert expected in output.getvalue(), outcome
 
 
-def test_a_pipe_in_place_of_the_lock_is_not_waited_for(tmp_path):
-  def use(case_folder: pathlib.Path) -> None:
+def test_locking_does_not_wait_for_a_pipe_in_place_of_the_lock(tmp_path):
+  def run_command(case_folder: pathlib.Path) -> None:
     os.mkfifo(case_folder / "lock")
     workdirs.lock_workdir(str(case_folder)).close()  # a lease does instead
 
-  assert Sandbox(tmp_path).run("lock", use).end == "success"
+  assert Sandbox(tmp_path).run("lock", run_command).end == "success"

@@ -1,4 +1,5 @@
-"""A lease is taken over at once only from a process that is known to have ended."""
+"""A lease is taken over at once only if its holder is known to have ended; locks belong to one
+process."""
 
 import contextlib
 import errno
@@ -16,93 +17,95 @@ from t5x_like.files import exclusive, leases, locks
 from t5x_like.files.locks import DirectoryInUse
 from t5x_like.files.paths import as_path
 
-GONE = 2**22 + 1  # more than any process number of Linux
-SECONDS = 1.2
+ABSENT_PROCESS = 2**22 + 1  # larger than any process number of Linux
+LEASE_SECONDS = 1.2
 
 
-def lease_on(directory, seconds: float) -> leases.Lease:
+def make_lease(directory, seconds: float) -> leases.Lease:
   return leases.Lease(as_path(directory), "lease", "is training in it ({})", seconds)
 
 
 def foreign_lease(directory, **content) -> leases.Lease:
-  """A lease with another holder's content, as a process elsewhere would write it; not yet
-  entered."""
-  lease = lease_on(directory, SECONDS)
+  """Return a lease, not yet entered, with the content that a process elsewhere would write."""
+  lease = make_lease(directory, LEASE_SECONDS)
   lease.content |= content
   return lease
 
 
-def at(**changes) -> list[str]:
+def process_scope(**changes) -> list[str]:
+  """Return the scope of the numbers of this process, with changes, as a lease records it."""
   keys = ("host", "boot", "processes", "time")
   return [changes.get(key, value) for key, value in zip(keys, leases._process_scope(), strict=True)]
 
 
-ELSEWHERE = [
-  {"place": at(boot="another"), "process": GONE},
-  {"place": at(processes="pid:[4026532999]"), "process": GONE},
-  {"place": at(host="another"), "process": GONE},
-  {"place": at(time="time:[1]"), "process": os.getpid(), "started": 1},
-  {"place": None, "process": GONE},
-  {"place": at(), "process": os.getpid()},
-  {"place": at(), "process": "1"},
-  {"place": at(), "process": -1},
+POSSIBLY_ALIVE = [
+  {"place": process_scope(boot="another"), "process": ABSENT_PROCESS},
+  {"place": process_scope(processes="pid:[4026532999]"), "process": ABSENT_PROCESS},
+  {"place": process_scope(host="another"), "process": ABSENT_PROCESS},
+  {"place": process_scope(time="time:[1]"), "process": os.getpid(), "started": 1},
+  {"place": None, "process": ABSENT_PROCESS},
+  {"place": process_scope(), "process": os.getpid()},
+  {"place": process_scope(), "process": "1"},
+  {"place": process_scope(), "process": -1},
 ]
 
 
 @pytest.mark.parametrize(
-  "content", ELSEWHERE[:5], ids=["boot", "process namespace", "host", "time namespace", "none"]
+  "content", POSSIBLY_ALIVE[:5], ids=["boot", "process namespace", "host", "time namespace", "none"]
 )
-def test_a_living_holder_that_cannot_be_seen_keeps_its_lease(content, tmp_path):
+def test_live_holder_on_another_host_or_in_another_namespace_keeps_its_lease(content, tmp_path):
   with foreign_lease(tmp_path, **content) as lease:
     with pytest.raises(DirectoryInUse, match=r"another process is training in it \(process"):
-      lease_on(tmp_path, 2).__enter__()
+      make_lease(tmp_path, 2).__enter__()
     lease.check()
 
 
-@pytest.mark.parametrize("content", ELSEWHERE, ids=range(len(ELSEWHERE)))
-def test_a_lease_whose_holder_may_live_is_watched_before_it_is_taken(content, tmp_path):
+@pytest.mark.parametrize("content", POSSIBLY_ALIVE, ids=range(len(POSSIBLY_ALIVE)))
+def test_lease_of_a_possibly_live_holder_is_watched_before_it_is_taken_over(content, tmp_path):
   dead = foreign_lease(tmp_path, **content)
   (tmp_path / "lease").write_bytes(dead._encode())
   began = time.monotonic()
-  with lease_on(tmp_path, SECONDS):
-    assert time.monotonic() - began >= SECONDS
+  with make_lease(tmp_path, LEASE_SECONDS):
+    assert time.monotonic() - began >= LEASE_SECONDS
 
 
-def test_no_lease_is_taken_at_once_where_the_system_lists_no_processes(tmp_path, monkeypatch):
+def test_lease_is_watched_first_where_the_system_lists_no_processes(tmp_path, monkeypatch):
   monkeypatch.setattr(leases, "_process_scope", lambda: None)
-  (tmp_path / "lease").write_bytes(foreign_lease(tmp_path, process=GONE)._encode())
+  (tmp_path / "lease").write_bytes(foreign_lease(tmp_path, process=ABSENT_PROCESS)._encode())
   began = time.monotonic()
-  with lease_on(tmp_path, SECONDS):
-    assert time.monotonic() - began >= SECONDS
+  with make_lease(tmp_path, LEASE_SECONDS):
+    assert time.monotonic() - began >= LEASE_SECONDS
 
 
 @pytest.mark.parametrize(
-  "content", [{"process": GONE}, {"process": os.getpid(), "started": 1}], ids=["gone", "reused"]
+  "content",
+  [{"process": ABSENT_PROCESS}, {"process": os.getpid(), "started": 1}],
+  ids=["gone", "reused"],
 )
-def test_a_lease_of_a_process_that_is_gone_is_taken_at_once(content, tmp_path):
+def test_lease_of_an_ended_process_is_taken_over_at_once(content, tmp_path):
   (tmp_path / "lease").write_bytes(foreign_lease(tmp_path, **content)._encode())
   began = time.monotonic()
-  with lease_on(tmp_path, 30):
+  with make_lease(tmp_path, 30):
     assert time.monotonic() - began < 4
 
 
-def test_a_lease_that_can_be_neither_made_nor_read_is_given_up(tmp_path, monkeypatch):
+def test_lease_that_can_be_neither_made_nor_read_is_an_error(tmp_path, monkeypatch):
   (tmp_path / "lease").symlink_to(tmp_path / "nowhere")
   monkeypatch.setattr("time.sleep", lambda seconds: None)
   with pytest.raises(TransientError, match="lease: is there whenever"):
-    lease_on(tmp_path, 30).__enter__()
+    make_lease(tmp_path, 30).__enter__()
 
 
 def try_lock(path):
-  """The lock, or None if another process holds it."""
+  """Return the lock, or None if another process holds it."""
   try:
     return locks.Lock(path)
   except BlockingIOError:
     return None
 
 
-def test_a_lock_belongs_to_one_process_alone(tmp_path):
-  """A process that the holder has forked outlives it, and does not keep the lock."""
+def test_lock_ends_with_the_process_that_took_it(tmp_path):
+  """A child that the holder forked outlives it, but does not keep the lock."""
   code = (
     "import os, sys, time; from t5x_like.files.locks import Lock; lock = Lock(sys.argv[1]);"
     "child = os.fork() or (time.sleep(60), os._exit(0)); print(child, flush=True); sys.stdin.read()"
@@ -124,7 +127,7 @@ def test_a_lock_belongs_to_one_process_alone(tmp_path):
       os.kill(child, signal.SIGKILL)
 
 
-def test_shared_locks_exclude_only_others(tmp_path):
+def test_shared_locks_exclude_only_exclusive_ones(tmp_path):
   with locks.Lock(tmp_path / "a", shared=True), locks.Lock(tmp_path / "a", shared=True):
     with pytest.raises(BlockingIOError):
       locks.Lock(tmp_path / "a")
@@ -132,8 +135,8 @@ def test_shared_locks_exclude_only_others(tmp_path):
   locks.Lock(tmp_path).close()  # a directory
 
 
-def hold(directory):
-  """Return the lock of a directory, or the lease that stands in for it, to be closed."""
+def hold_directory(directory):
+  """Return the lock of a directory, or the lease in its place, as a context manager."""
   return contextlib.closing(
     exclusive.hold_directory(as_path(directory), "lock", "is writing ({}); wait", "lease")
   )
@@ -158,7 +161,7 @@ MOUNTS = """\
     ("ext4", "rw", True),
   ],
 )
-def test_a_lease_stands_in_where_locks_are_of_one_host(
+def test_lease_replaces_locks_that_other_hosts_do_not_see(
   kind, options, shared, tmp_path, monkeypatch
 ):
   directory = tmp_path / "a disk" / "run"
@@ -166,22 +169,22 @@ def test_a_lease_stands_in_where_locks_are_of_one_host(
   mount = str(directory.parent).replace(" ", "\\040")
   (tmp_path / "mounts").write_text(MOUNTS.format(mount, kind, options))
   monkeypatch.setattr(locks, "_MOUNTS", tmp_path / "mounts")
-  with hold(directory) as lock:
+  with hold_directory(directory) as lock:
     assert isinstance(lock, locks.Lock) == shared
-  with hold(tmp_path) as lock:
+  with hold_directory(tmp_path) as lock:
     assert isinstance(lock, locks.Lock)
 
 
-def test_a_lease_stands_in_where_there_are_no_locks(tmp_path, monkeypatch):
+def test_lease_replaces_locks_where_the_file_system_has_none(tmp_path, monkeypatch):
   def flock(file, how):
     raise OSError(errno.ENOLCK, "No locks available")
 
-  with hold(tmp_path) as lock:
+  with hold_directory(tmp_path) as lock:
     assert isinstance(lock, locks.Lock)
     with pytest.raises(DirectoryInUse, match="another process is writing; wait"):
-      hold(tmp_path)
+      hold_directory(tmp_path)
   monkeypatch.setattr(fcntl, "flock", flock)
-  with hold(tmp_path) as lock:
+  with hold_directory(tmp_path) as lock:
     assert isinstance(lock, leases.Lease)
     assert (tmp_path / "lease").exists()
   assert not (tmp_path / "lease").exists()

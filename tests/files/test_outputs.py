@@ -1,4 +1,4 @@
-"""Destinations of commands: what is replaced, what is written to, what is refused."""
+"""Outputs of commands replace files, write to pipes and devices, or are refused."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def source(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["{}", "folder/../lines.txt", "soft", "hard", "link/lines.txt"])
-def test_an_input_is_never_an_output(source, path, tmp_path, monkeypatch):
+def test_output_that_is_also_an_input_is_refused(source, path, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "folder").mkdir()
   (tmp_path / "link").symlink_to(tmp_path)
@@ -36,7 +36,7 @@ def test_an_input_is_never_an_output(source, path, tmp_path, monkeypatch):
   assert source.read_text() == "mine\n"
 
 
-def test_a_file_of_an_input_folder_is_not_replaced_and_a_new_one_may_be_made(source, tmp_path):
+def test_input_folder_may_get_new_files_but_its_files_are_not_replaced(source, tmp_path):
   with pytest.raises(UserError, match="would overwrite the input"):
     OutputFile(str(source), inputs=[str(tmp_path)])
   OutputFile(str(tmp_path / "new"), inputs=[str(tmp_path)]).write(["a\n"])
@@ -66,16 +66,14 @@ def test_standard_input_that_is_the_output_file_is_refused(source):
     ("/dev/fd/987", "cannot be written: Bad file descriptor"),
   ],
 )
-def test_a_place_that_cannot_be_written_is_known_at_once(
-  path, words, source, tmp_path, monkeypatch
-):
+def test_unwritable_path_is_refused_at_once(path, words, source, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError, match=words):
     OutputFile(path)
   assert os.listdir(tmp_path) == ["lines.txt"]
 
 
-def test_a_read_only_file_system_is_known_at_once():
+def test_read_only_file_system_is_refused_at_once():
   with pytest.raises(UserError, match="^--output=/proc/out: cannot be written"):
     OutputFile("/proc/out")
 
@@ -83,7 +81,7 @@ def test_a_read_only_file_system_is_known_at_once():
 @pytest.mark.parametrize(
   "name", ["config.json", "metrics.jsonl", "checkpoints/2/x", "vocabulary/vocabulary.json"]
 )
-def test_a_workdir_keeps_its_files(name, tmp_path):
+def test_files_of_a_workdir_are_not_overwritten(name, tmp_path):
   (tmp_path / "config.json").write_text("{}")
   (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
   with pytest.raises(UserError, match=f"belongs to the workdir {tmp_path}"):
@@ -97,21 +95,21 @@ def test_nothing_is_written_into_a_store(tmp_path):
   for name in ("manifest.json", "new", "deeper/new"):
     with pytest.raises(UserError, match="is inside the store"):
       OutputFile(str(tmp_path / name))
-  (tmp_path / "manifest.json").write_text("{}")  # of another program
+  (tmp_path / "manifest.json").write_text("{}")  # a manifest of another program
   OutputFile(str(tmp_path / "new"))
 
 
-def test_a_file_is_replaced_at_once_with_its_permissions_and_through_links(source, tmp_path):
+def test_replacing_a_file_is_atomic_keeps_permissions_and_follows_links(source, tmp_path):
   source.chmod(0o640)
   link = tmp_path / "link"
   link.symlink_to(source)
 
-  def fails():
+  def fail_after_first_line():
     yield "half\n"
     raise OSError(28, "No space left on device")
 
   with pytest.raises(UserError, match="cannot be written: No space left"):
-    OutputFile(str(link)).write(fails())
+    OutputFile(str(link)).write(fail_after_first_line())
   assert source.read_text() == "mine\n"
   assert sorted(os.listdir(tmp_path)) == ["lines.txt", "link"]
   OutputFile(str(link)).write(["new\n"])
@@ -121,7 +119,7 @@ def test_a_file_is_replaced_at_once_with_its_permissions_and_through_links(sourc
   assert sorted(os.listdir(tmp_path)) == ["lines.txt", "link"]
 
 
-def test_a_device_stays_a_device(tmp_path):
+def test_device_is_written_to_and_not_replaced(tmp_path):
   null = tmp_path / "null"
   null.symlink_to("/dev/null")
   for path in ("/dev/null", str(null)):
@@ -132,7 +130,7 @@ def test_a_device_stays_a_device(tmp_path):
   assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
 
 
-def test_a_pipe_is_written_to(tmp_path):
+def test_pipe_is_written_to(tmp_path):
   pipe = tmp_path / "pipe"
   contents = []
   os.mkfifo(pipe)
@@ -146,7 +144,7 @@ def test_a_pipe_is_written_to(tmp_path):
   assert stat.S_ISFIFO(os.stat(pipe).st_mode)
 
 
-def test_a_socket_is_written_to(tmp_path, monkeypatch):
+def test_socket_is_written_to(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with socket.socket(socket.AF_UNIX) as server:
     server.bind("socket")
@@ -156,7 +154,7 @@ def test_a_socket_is_written_to(tmp_path, monkeypatch):
       assert peer.recv(9) == b"a\n"
 
 
-def test_an_open_descriptor_is_written_to(tmp_path):
+def test_open_descriptor_is_written_to(tmp_path):
   with (tmp_path / "out").open("w") as file:
     file.write("before\n")
     file.flush()
@@ -173,7 +171,7 @@ def test_output_to_standard_output_is_utf8(path, tmp_path):
   assert (tmp_path / "all").read_text() == "True\né\n"
 
 
-def test_a_reader_that_leaves_is_one_line():
+def test_reader_that_closes_the_pipe_is_reported_in_one_line():
   code = "from t5x_like.files.outputs import OutputFile; OutputFile('-').write(['x' * 70 + '\\n'] * 100000)"
   command = f"{sys.executable} -c {code!r}"
   process = subprocess.run(
@@ -182,7 +180,7 @@ def test_a_reader_that_leaves_is_one_line():
   assert "--output=-: the reader closed it before everything was written" in process.stderr
 
 
-def test_text_that_utf8_cannot_hold_is_escaped_and_counted(tmp_path):
+def test_lone_surrogates_are_escaped_and_counted(tmp_path):
   output = OutputFile(str(tmp_path / "out"))
   rows = [{"a": "fine é"}, {"a": "\ud83d!"}, {"a": "\udcff\ud800"}]
   output.write(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

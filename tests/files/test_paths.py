@@ -1,4 +1,4 @@
-"""Every program refuses malformed addresses, and written files survive a loss of power."""
+"""Every program refuses malformed paths and URLs; files behave alike locally and in stores."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ from tests.refusals import refuses
 from tools import convert_hf, few_shot, prepare_data, train_vocabulary
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-REFUSED = {
+REASONS = {  # path or URL: reason for its refusal
   "": "an empty address",
   "  ": "an empty address",
   "/": "the root of the file system",
@@ -36,13 +36,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("address", REFUSED)
-def test_an_address_that_cannot_be_meant_is_refused(address):
-  with refuses("--workdir=", REFUSED[address]):
-    check_directory(address)
+@pytest.mark.parametrize("path", REASONS)
+def test_malformed_or_dangerous_workdir_is_refused(path):
+  with refuses("--workdir=", REASONS[path]):
+    check_directory(path)
 
 
-def test_the_home_directory_is_refused_unless_a_run_is_there(tmp_path, monkeypatch):
+def test_home_directory_is_refused_unless_it_holds_a_run(tmp_path, monkeypatch):
   monkeypatch.setenv("HOME", str(tmp_path))
   with pytest.raises(UserError, match="the home directory"):
     check_directory(f"{tmp_path}/")
@@ -50,9 +50,9 @@ def test_the_home_directory_is_refused_unless_a_run_is_there(tmp_path, monkeypat
   assert check_directory(tmp_path) == str(tmp_path)
 
 
-def test_other_addresses_are_taken(tmp_path, monkeypatch):
+def test_other_paths_and_urls_are_accepted_and_normalized(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  for address in (
+  for path in (
     "runs/a",
     ".",
     "..",
@@ -62,7 +62,7 @@ def test_other_addresses_are_taken(tmp_path, monkeypatch):
     "gs://bucket/run",
     "memory:///run",
   ):
-    assert check_directory(address) == address
+    assert check_directory(path) == path
   assert check_directory("gs://bucket/run//") == "gs://bucket/run"
   assert check_directory("runs/a/") == "runs/a"
   assert check_directory(f"file://{tmp_path}/new/") == f"{tmp_path}/new"
@@ -89,31 +89,33 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_program_refuses_a_bad_address_and_writes_nothing(
+def test_every_program_refuses_a_malformed_path_and_writes_nothing(
   command, tmp_path, monkeypatch, capsys
 ):
   main, argv = COMMANDS[command]
   monkeypatch.chdir(tmp_path)
   (tmp_path / "in.txt").write_text("a line\n")
-  for address in ("", "s3://", "s3:/bucket/run"):
-    assert main([argument.format(address) for argument in argv]) == 2
+  for path in ("", "s3://", "s3:/bucket/run"):
+    assert main([argument.format(path) for argument in argv]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert f"={address}" in error
+    assert f"={path}" in error
     assert ": found " in error
-  assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
+  assert os.listdir(tmp_path) == ["in.txt"]
 
 
-def test_a_file_and_its_name_are_put_on_disk(tmp_path, monkeypatch):
-  synced = []
+def test_writing_syncs_the_file_before_and_its_directories_after_the_renaming(
+  tmp_path, monkeypatch
+):
+  events = []
   fsync = os.fsync
   replace = os.replace
   monkeypatch.setattr(
-    os, "fsync", lambda n: (synced.append(os.readlink(f"/proc/self/fd/{n}")), fsync(n))
+    os, "fsync", lambda n: (events.append(os.readlink(f"/proc/self/fd/{n}")), fsync(n))
   )
-  monkeypatch.setattr(os, "replace", lambda a, b: (synced.append("renamed"), replace(a, b)))
+  monkeypatch.setattr(os, "replace", lambda a, b: (events.append("renamed"), replace(a, b)))
   (as_path(tmp_path) / "new" / "config.json").write_bytes(b"{}")
-  file, *later_paths = synced
+  file, *later_paths = events
   assert file.startswith(f"{tmp_path}/new/config.json.")
   assert later_paths == [
     "renamed",
@@ -125,14 +127,14 @@ def test_a_file_and_its_name_are_put_on_disk(tmp_path, monkeypatch):
 
 @pytest.fixture(params=["path", "file", "gs", "s3", "memory"])
 def root(request, tmp_path):
-  """A directory that is not there yet."""
+  """Return a directory of each scheme that does not exist yet."""
   local = f"{tmp_path}/local"
-  addresses = {"path": local, "file": f"file://{local}", "memory": f"memory://{tmp_path.name}"}
+  urls = {"path": local, "file": f"file://{local}", "memory": f"memory://{tmp_path.name}"}
   with object_server.serve(tmp_path / "bucket"):
-    yield as_path(addresses.get(request.param, f"{request.param}://bucket/run"))
+    yield as_path(urls.get(request.param, f"{request.param}://bucket/run"))
 
 
-def test_files_are_read_and_written_alike_at_every_address(root):
+def test_reading_and_writing_work_alike_for_every_scheme(root):
   file = root / "a" / "b"
   assert file.read() is None
   assert root.names() == []
@@ -167,7 +169,7 @@ def test_files_are_read_and_written_alike_at_every_address(root):
   assert not root.exists()
 
 
-def test_a_version_is_replaced_and_deleted_only_while_it_is_the_current_one(root):
+def test_only_the_current_version_can_be_replaced_or_deleted(root):
   file = root / "a" / "b"
   assert file.read_version() is None
   file.create(b"one")
@@ -194,25 +196,25 @@ def test_a_version_is_replaced_and_deleted_only_while_it_is_the_current_one(root
   assert file.read() is None
 
 
-def test_a_holder_that_was_paused_in_a_sign_of_life_leaves_the_next_lease_alone(root):
-  """Paused between its look at the lease and its write, while another process takes the lease
-  over."""
+def test_holder_that_was_paused_while_renewing_does_not_overwrite_the_next_lease(root):
+  """The pause is between its reading of the lease and its write; meanwhile another process takes
+  the lease over."""
   seconds = 0.6
   paused = threading.Event()
-  go = threading.Event()
+  resumed = threading.Event()
   first = leases.Lease(root, "lease", "is here ({})", seconds)
   write = first._file.renew
 
   def renew(data, version):
     paused.set()
-    go.wait()
+    resumed.wait()
     return write(data, version)
 
   first._file.renew = renew
   with first:
     assert paused.wait(10)
     with leases.Lease(root, "lease", "is here ({})", seconds) as second:
-      go.set()
+      resumed.set()
       first.abandon()
       second.check()
       with pytest.raises(TransientError, match="another process has taken it over"):
@@ -220,10 +222,10 @@ def test_a_holder_that_was_paused_in_a_sign_of_life_leaves_the_next_lease_alone(
   assert (root / "lease").read() is None
 
 
-def test_one_of_two_that_take_over_a_dead_lease_holds_it(root):
+def test_only_one_of_two_processes_takes_over_a_dead_lease(root):
   (root / "lease").write_bytes(b'{"holder": "dead"}')
-  both = [leases.Lease(root, "lease", "is here ({})", 0.6) for _ in range(2)]
-  looks = threading.Barrier(2)
+  two_leases = [leases.Lease(root, "lease", "is here ({})", 0.6) for _ in range(2)]
+  both_have_read = threading.Barrier(2)
   holders = []
 
   def take(lease):
@@ -231,7 +233,7 @@ def test_one_of_two_that_take_over_a_dead_lease_holds_it(root):
 
     def replace_version(data, version):
       lease._file.replace_version = write
-      looks.wait(10)
+      both_have_read.wait(10)
       return write(data, version)
 
     lease._file.replace_version = replace_version
@@ -241,7 +243,7 @@ def test_one_of_two_that_take_over_a_dead_lease_holds_it(root):
     except locks.DirectoryInUse:
       return
 
-  threads = [threading.Thread(target=take, args=(lease,)) for lease in both]
+  threads = [threading.Thread(target=take, args=(lease,)) for lease in two_leases]
   for thread in threads:
     thread.start()
   for thread in threads:
@@ -251,7 +253,7 @@ def test_one_of_two_that_take_over_a_dead_lease_holds_it(root):
   holders[0].close()
 
 
-def test_files_are_found_by_patterns_and_read_piece_by_piece(root, monkeypatch):
+def test_files_are_matched_by_patterns_and_read_in_pieces(root, monkeypatch):
   if str(root).startswith("s3:"):
     pytest.importorskip("s3fs")
   monkeypatch.setattr(remote, "_STREAM_READ_BYTES", 1_000)
@@ -273,7 +275,7 @@ def test_files_are_found_by_patterns_and_read_piece_by_piece(root, monkeypatch):
     (root / "none").size()
 
 
-def test_a_file_inside_a_file_has_an_address_too(tmp_path):
+def test_files_in_archives_have_urls(tmp_path):
   with zipfile.ZipFile(tmp_path / "pages.zip", "w") as archive:
     for name in ("a/0.txt", "a/1.txt"):
       archive.writestr(name, name)
@@ -288,7 +290,7 @@ def test_a_file_inside_a_file_has_an_address_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("address", "remedy"),
+  ("url", "remedy"),
   [
     ("s3://Bad_Bucket!/", "correct the address"),
     ("gs://UPPER/", "correct the address"),
@@ -297,18 +299,18 @@ def test_a_file_inside_a_file_has_an_address_too(tmp_path):
     ("abfs://container@account/", "pip install adlfs"),
   ],
 )
-def test_an_address_is_refused_with_the_remedy_for_its_cause(address, remedy):
-  """An invalid bucket's name is corrected; only a missing package is installed."""
+def test_unusable_url_is_refused_with_the_right_remedy(url, remedy):
+  """The remedy is to correct an invalid URL, or to install a missing package."""
   if "adlfs" in remedy and importlib.util.find_spec("adlfs"):
     pytest.skip("adlfs is installed")
   with pytest.raises(UserError, match=remedy):
-    clients.open_client(address)
+    clients.open_client(url)
 
 
 @pytest.mark.parametrize(
   "flags, words",
   [([], "--workdir: memory://none/run holds no run"), (["--suite=glue"], "needs --output=DIR")],
 )
-def test_an_address_that_cannot_be_evaluated_is_refused(flags, words, capsys):
+def test_evaluating_an_absent_run_in_a_store_is_refused(flags, words, capsys):
   assert evaluate.main(["--workdir=memory://none/run", *flags]) == 2
   assert words in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""Every error of an object store becomes one class of exception with a message of one line.
+"""Every error of an object store becomes an exception of the right class with a one-line message.
 
-The tests cover every answer of a store, at every operation, through every client.
+The tests cover every answer of a store to every operation through every client.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tests.object_answers import ANSWERS
 pytest.importorskip("gcsfs")
 DENIED = (UserError, "permission denied")
 EXPIRED = (UserError, "the credentials have expired")
-GONE = (UserError, ": bucket {} does not exist; create it")
+NO_BUCKET = (UserError, ": bucket {} does not exist; create it")
 DAMAGED = (DamageError, "damaged")
 TRANSIENT = (TransientError, "")  # clients retry for different times, which the message names
 CONTENT = bytes(range(64))
@@ -41,7 +41,7 @@ def expected_outcome(answer: str, operation: str, client: str):
   if answer == "no bucket":
     if "http" in client:
       return NOT_APPLICABLE
-    return None if operation == "delete" else GONE  # a file in no bucket counts as deleted
+    return None if operation == "delete" else NO_BUCKET  # a file in no bucket counts as deleted
   if answer in ("forbidden", "unauthenticated"):
     return DENIED
   if answer == "expired":
@@ -140,7 +140,7 @@ def is_expected(outcome, expected, url: str) -> bool:
   "answer", sorted(ANSWERS.keys() - {"cut short", "empty", "expired in 400"})
 )
 @pytest.mark.parametrize("client", CLIENT_PARAMS)
-def test_an_answer_becomes_one_class_of_error_and_one_line(client, answer, server):
+def test_each_answer_becomes_the_right_error_class_with_one_line(client, answer, server):
   url, supported = CLIENTS[client]
   url = url.format(server.url)
   failures = []
@@ -165,21 +165,21 @@ def test_an_answer_becomes_one_class_of_error_and_one_line(client, answer, serve
 @pytest.mark.usefixtures("select_client")
 @pytest.mark.parametrize("answer", ["cut short", "empty"])
 @pytest.mark.parametrize("client", CLIENT_PARAMS)
-def test_an_object_that_is_cut_short_is_damaged(client, answer, server):
+def test_truncated_object_is_damaged(client, answer, server):
   url, _ = CLIENTS[client]
-  by_name = operations(url.format(server.url))
+  operations_by_name = operations(url.format(server.url))
   reset_objects(server)
   server.fault = lambda request, _: answer
   # A read of the whole object does not know its size, so it cannot see that bytes are missing.
-  assert call_or_error(by_name["read"]) == CONTENT[: ANSWERS[answer].bytes]
-  assert by_name["exists"]() is True
-  error = call_or_error(by_name["range"])
+  assert call_or_error(operations_by_name["read"]) == CONTENT[: ANSWERS[answer].bytes]
+  assert operations_by_name["exists"]() is True
+  error = call_or_error(operations_by_name["range"])
   assert type(error) is DamageError
   assert "/run/file: " in str(error)
   assert "damaged" in str(error)
 
 
-def test_s3s_status_400_for_an_expired_token_is_reported_as_expired(server):
+def test_s3_status_400_for_an_expired_token_is_reported_as_expired(server):
   server.fault = lambda request, _: "expired in 400"
   with pytest.raises(
     UserError, match="s3://bucket/run/file: cannot be read: the credentials have expired"
@@ -188,7 +188,7 @@ def test_s3s_status_400_for_an_expired_token_is_reported_as_expired(server):
 
 
 def s3_error(code: str, status: int) -> OSError:
-  """Return an error of botocore as s3fs raises it: inside an OSError, whose errno means nothing."""
+  """Return an error of botocore as s3fs raises it: inside an OSError with a meaningless errno."""
   message = "the server's message"
   error = ClientError(f"An error occurred ({code}) when calling the operation: {message}")
   error.response = {
@@ -201,18 +201,18 @@ def s3_error(code: str, status: int) -> OSError:
 
 
 def lost_connection_error() -> aiohttp.ClientPayloadError:
-  """Return the error of aiohttp for an incomplete answer, whose cause has a code like a status."""
+  """Return the error of aiohttp for an incomplete answer; its cause has a misleading `code`."""
   error = aiohttp.ClientPayloadError("Response payload is not completed")
   error.__cause__ = aiohttp.http_exceptions.ContentLengthError("Not enough data (70 of 141 bytes).")
   return error
 
 
 class ClientError(Exception):
-  """Stands for the class of botocore, which only `make test-services` installs, with s3fs."""
+  """A stand-in for the class of botocore, which only `make test-services` installs, with s3fs."""
 
 
 class RefreshError(Exception):
-  """Stands for the class of google.auth."""
+  """A stand-in for the class of google.auth."""
 
   retryable = False
 
@@ -223,7 +223,7 @@ class RefreshError(Exception):
     (s3_error("InvalidRange", 416), ErrorKind.DAMAGED),
     (s3_error("BadDigest", 400), ErrorKind.DAMAGED),
     (s3_error("AccessDenied", 403), ErrorKind.REFUSED),
-    (s3_error("403", 403), ErrorKind.REFUSED),  # of a HEAD, which has no body
+    (s3_error("403", 403), ErrorKind.REFUSED),  # answer to HEAD, which has no body
     (s3_error("ExpiredToken", 400), ErrorKind.EXPIRED),
     (s3_error("RequestTimeTooSkewed", 403), ErrorKind.REFUSED),
     (s3_error("NoSuchBucket", 404), ErrorKind.NO_BUCKET),
@@ -250,17 +250,17 @@ class RefreshError(Exception):
   ],
   ids=lambda value: repr(value)[:60],
 )
-def test_errors_of_every_client_have_their_kind(error, kind):
+def test_errors_of_every_client_get_the_right_kind(error, kind):
   assert store_errors.error_kind(error) is kind
   assert is_transient(error) == (kind is ErrorKind.TRANSIENT)
 
 
-def test_errors_of_no_store_are_not_translated():
+def test_other_errors_are_not_translated():
   for error in (KeyError("x"), RuntimeError("x"), MemoryError(), UserError("x")):
     assert translate_error(error, "gs://bucket/x", "read") is error
 
 
-def test_a_bucket_that_may_not_be_listed_counts_as_existing(server):
+def test_bucket_that_may_not_be_listed_counts_as_existing(server):
   reset_objects(server)
   server.fault = lambda request, _: "forbidden" if request in ("list", "bucket") else None
   remote.reset()
@@ -268,7 +268,7 @@ def test_a_bucket_that_may_not_be_listed_counts_as_existing(server):
     assert as_path(url).read() is None
 
 
-def test_the_context_of_an_error_counts_only_where_the_error_itself_has_no_kind():
+def test_context_of_an_error_decides_only_if_the_error_itself_has_no_kind():
   for error, kind in (
     (FileNotFoundError("none"), ErrorKind.ABSENT),
     (RuntimeError("an error of the client"), ErrorKind.TRANSIENT),

@@ -1,4 +1,4 @@
-"""A program's exit code does not depend on the reader of its output."""
+"""The exit code of a program does not depend on the reader of its output."""
 
 import errno
 import os
@@ -27,22 +27,22 @@ def main():
 
 sys.exit(main())
 """
-LOST = "stdout cannot be written: No space left on device; output was lost\n"
+LOST_OUTPUT = "stdout cannot be written: No space left on device; output was lost\n"
 
 
 @pytest.mark.parametrize(
   "kind, shell, code, message",
   [
-    ("log", "{} > /dev/full", 0, f"warning: {LOST}"),
-    ("results", "{} > /dev/full", 2, f"error: {LOST}"),
-    ("refused", "{} > /dev/full", 2, f"error: config.x: wrong\nwarning: {LOST}"),
+    ("log", "{} > /dev/full", 0, f"warning: {LOST_OUTPUT}"),
+    ("results", "{} > /dev/full", 2, f"error: {LOST_OUTPUT}"),
+    ("refused", "{} > /dev/full", 2, f"error: config.x: wrong\nwarning: {LOST_OUTPUT}"),
     ("log", "{} | head -1 > /dev/null", 0, ""),
     ("results", "{} | head -1 > /dev/null", 0, ""),
     ("results", "{} >&-", 0, ""),
     ("results", "{} > /dev/full 2>&1", 2, ""),
   ],
 )
-def test_output_that_cannot_be_written_ends_no_work(kind, shell, code, message, tmp_path):
+def test_work_goes_on_when_output_cannot_be_written(kind, shell, code, message, tmp_path):
   command = shell.format(f"'{sys.executable}' -c \"$PROGRAM\" {kind} '{tmp_path}/file'")
   process = subprocess.run(
     ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"],
@@ -56,7 +56,7 @@ def test_output_that_cannot_be_written_ends_no_work(kind, shell, code, message, 
   assert (tmp_path / "file").read_text() == "saved"
 
 
-def test_a_pipe_that_is_full_for_a_moment_stays_open():
+def test_pipe_that_is_full_for_a_moment_stays_open():
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   with open(reader, "rb", buffering=0) as output, open(writer, "w", buffering=1) as file:
@@ -74,15 +74,15 @@ def test_a_pipe_that_is_full_for_a_moment_stays_open():
     assert stream.error is None
 
 
-def test_a_terminal_that_is_gone_is_an_error_of_the_output_alone():
-  class Gone:
+def test_vanished_terminal_breaks_the_stream_but_raises_nothing():
+  class VanishedTerminal:
     def write(self, text):
       raise OSError(errno.EIO, "Input/output error")
 
     def fileno(self):
       raise ValueError
 
-  stream = GuardedStream(Gone())
+  stream = GuardedStream(VanishedTerminal())
   stream.writelines(["a", "b"])
   assert stream.is_broken
   assert stream.error.errno == errno.EIO

@@ -1,4 +1,4 @@
-"""A store of several shards that tests of its files, writers and readers share."""
+"""A token store of several shards, shared by the tests of its files, writers and readers."""
 
 import shutil
 
@@ -9,7 +9,7 @@ from stores import many_documents, write
 
 @pytest.fixture(scope="session")
 def intact_tokens(tmp_path_factory):
-  """Return (the path of a token store of 7 shards, the documents in it); do not change them."""
+  """Return (path of a token store of 7 shards, its documents), which tests must not change."""
   documents = many_documents()
   path = tmp_path_factory.mktemp("intact") / "train"
   assert write(path, documents, shard_tokens=8_000).manifest.num_shards >= 6
@@ -18,5 +18,5 @@ def intact_tokens(tmp_path_factory):
 
 @pytest.fixture
 def token_store(intact_tokens, tmp_path):
-  """Return the path of a copy of the token store, to be damaged."""
+  """Return the path of a copy of the token store, which tests may damage."""
   return shutil.copytree(intact_tokens[0], tmp_path / "train")

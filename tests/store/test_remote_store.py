@@ -1,4 +1,4 @@
-"""Token stores over the network: a local web server and a local bucket, both slow and faulty."""
+"""Token stores can be read from web servers and buckets, even if these are slow and faulty."""
 
 import concurrent.futures
 import time
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.runs
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory):
+def running_server(tmp_path_factory):
   root = tmp_path_factory.mktemp("bucket")
   write(root / "train", many_documents(), shard_tokens=8_000)
   with pytest.MonkeyPatch.context() as patched, Server(root).running() as server:
@@ -28,18 +28,18 @@ def running(tmp_path_factory):
 
 
 @pytest.fixture
-def server(running):
-  running.requests.clear()
-  yield running
-  running.unavailable = 0
-  running.broken = 0
-  running.delay = 0
-  running.hangs = 0
-  running.page = 1_000
+def server(running_server):
+  running_server.requests.clear()
+  yield running_server
+  running_server.unavailable = 0
+  running_server.broken = 0
+  running_server.delay = 0
+  running_server.hangs = 0
+  running_server.page = 1_000
 
 
 @pytest.fixture(params=["http", "gs"])
-def address(request, server):
+def url(request, server):
   return f"{server.url}/train" if request.param == "http" else "gs://bucket/train"
 
 
@@ -50,13 +50,13 @@ def cache(request, monkeypatch):
   monkeypatch.setattr(remote_ranges, "_BLOCK_BYTES", 20_000)
 
 
-def token_requests(server):
+def requests_for_tokens(server):
   return [(path, part) for path, part in server.requests if "/tokens/" in path]
 
 
-def test_a_remote_store_reads_as_the_local_one(server, address, cache):
+def test_remote_store_equals_the_local_one(server, url, cache):
   local = TokenStore.open(server.root / "train")
-  store = TokenStore.open(address, verify="full")
+  store = TokenStore.open(url, verify="full")
   assert store.fingerprint == local.fingerprint
   assert store.vocabulary.fingerprint == local.vocabulary.fingerprint
   for length in (1, 568, 20_000):
@@ -67,9 +67,9 @@ def test_a_remote_store_reads_as_the_local_one(server, address, cache):
   np.testing.assert_array_equal(store.document_ends(), local.document_ends())
 
 
-def test_opening_requests_a_manifest_a_table_and_one_listing(server):
+def test_opening_makes_no_request_for_each_shard(server):
   store = TokenStore.open("gs://bucket/train", verify="size")
-  # the manifest, the table and the listings of two directories; none for each shard
+  # The manifest, the table and the listings of two directories.
   assert len(server.requests) == 4
   assert store.manifest.num_shards > 3
   assert "every file is there" in store.verification
@@ -79,9 +79,7 @@ def test_opening_requests_a_manifest_a_table_and_one_listing(server):
 
 
 @pytest.mark.parametrize("is_same", [False, True], ids=["other content", "the same content"])
-def test_an_overwritten_shard_is_an_error_if_its_content_differs(
-  is_same, server, cache, monkeypatch
-):
+def test_overwritten_shard_is_an_error_if_its_content_differs(is_same, server, cache, monkeypatch):
   monkeypatch.setattr(remote_ranges, "_BLOCK_BYTES", 2_000)
   store = TokenStore.open("gs://bucket/train", verify="size")
   store.windows(np.array([0]), 10)
@@ -101,7 +99,7 @@ def test_an_overwritten_shard_is_an_error_if_its_content_differs(
     file.write_bytes(content)
 
 
-def test_a_lost_or_truncated_file_is_named(server, tmp_path):
+def test_error_about_a_lost_or_truncated_file_names_it(server, tmp_path):
   file = server.root / "train" / "tokens" / "00000002"
   backup = tmp_path / "backup"
   file.rename(backup)
@@ -118,14 +116,14 @@ def test_a_lost_or_truncated_file_is_named(server, tmp_path):
     backup.replace(file)
 
 
-def test_threads_fetch_each_range_of_a_cached_store_once(server, address, monkeypatch):
+def test_threads_fetch_each_range_of_a_cached_store_once(server, url, monkeypatch):
   monkeypatch.setattr(remote_ranges, "_BLOCK_BYTES", 1_000)
   server.delay = 0.005
-  store = TokenStore.open(address, verify="size")
+  store = TokenStore.open(url, verify="size")
   starts = np.random.default_rng(0).integers(0, store.num_tokens - 300, (16, 100))
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     list(pool.map(lambda starts_B: store.windows(starts_B, 300), starts))
-  requests = token_requests(server)
+  requests = requests_for_tokens(server)
   assert len(requests) == len(set(requests)) > 40
   store.windows([0], store.num_tokens)
   num_requests = len(server.requests)
@@ -133,7 +131,7 @@ def test_threads_fetch_each_range_of_a_cached_store_once(server, address, monkey
   assert len(server.requests) == num_requests
 
 
-def test_stores_share_one_cache_and_free_their_part(server, monkeypatch):
+def test_stores_share_one_cache_and_free_their_share(server, monkeypatch):
   size = TokenStore.open(server.root / "train")._shards.num_bytes
   budget = remote_ranges._Budget(size)
   monkeypatch.setattr(remote_ranges, "_budget", budget)
@@ -153,50 +151,50 @@ def test_windows_without_a_cache_are_read_exactly_and_concurrently(server, monke
   store = TokenStore.open(f"{server.url}/train", verify="size")
   server.requests.clear()
   server.delay = 0.2
-  begin = time.monotonic()
+  start_time = time.monotonic()
   store.windows(np.arange(0, 8_000, 200), 100)
   sequential_seconds = 40 * server.delay
-  assert time.monotonic() - begin < sequential_seconds / 4
+  assert time.monotonic() - start_time < sequential_seconds / 4
   assert {part for _, part in server.requests} >= {"bytes=0-199", "bytes=400-599"}
   assert len(server.requests) >= 40
 
 
-def test_failures_and_slow_answers_do_not_change_the_tokens(server, address, cache):
+def test_failures_and_slow_answers_do_not_change_the_tokens(server, url, cache):
   local = TokenStore.open(server.root / "train")
   server.unavailable = 0.2
   server.broken = 0.05
   server.delay = 0.002
-  store = TokenStore.open(address, verify="size")
+  store = TokenStore.open(url, verify="size")
   for seed in range(3):
     starts = np.random.default_rng(seed).integers(0, store.num_tokens - 568, 30)
     np.testing.assert_array_equal(store.windows(starts, 568), local.windows(starts, 568))
     np.testing.assert_array_equal(store.documents_at(starts), local.documents_at(starts))
 
 
-def test_a_request_that_hangs_is_repeated(server, cache, monkeypatch):
+def test_request_that_hangs_is_repeated(server, cache, monkeypatch):
   monkeypatch.setattr(remote, "_ATTEMPT_SECONDS", 0.3)
   store = TokenStore.open(f"{server.url}/train", verify="size")
   server.hangs = 1
   assert store.windows([0], 100).shape == (1, 100)
 
 
-def test_an_unreachable_store_is_an_error_of_one_line(server, address, cache, monkeypatch):
-  store = TokenStore.open(address, verify="size")
+def test_unreachable_store_is_reported_in_one_line(server, url, cache, monkeypatch):
+  store = TokenStore.open(url, verify="size")
   monkeypatch.setattr(remote_ranges, "PATIENCE_SECONDS", 0.5)
   server.unavailable = 1.0
-  for read in (lambda: store.windows([0], 100), lambda: TokenStore.open(address)):
+  for read in (lambda: store.windows([0], 100), lambda: TokenStore.open(url)):
     with refuses("check the network", error=TransientError):
       read()
   server.unavailable = 0.0
   assert store.windows([0], 100).shape == (1, 100)
 
 
-def test_a_cached_store_reads_over_ten_million_tokens_a_second(server):
-  """The time is CPU time, which does not depend on other programs on the machine."""
+def test_cached_store_reads_over_ten_million_tokens_per_second(server):
+  """Measure CPU time, which does not depend on other programs on the machine."""
   store = TokenStore.open(f"{server.url}/train", verify="size")
   starts = np.random.default_rng(0).integers(0, store.num_tokens - 568, (100, 128))
   store.windows([0], store.num_tokens)
-  begin = time.process_time()
+  start_time = time.process_time()
   for starts_B in starts:
     store.windows(starts_B, 568)
-  assert starts.size * 568 / (time.process_time() - begin) > 10e6
+  assert starts.size * 568 / (time.process_time() - start_time) > 10e6

@@ -1,4 +1,4 @@
-"""The files of a token store: plain arrays, whose damage is refused by name."""
+"""Files of a token store are plain arrays; a damaged file is refused by name."""
 
 import errno
 import hashlib
@@ -18,29 +18,29 @@ from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 
 def test_files_are_plain_arrays(intact_tokens):
-  """NumPy reads them, and any reader of Zarr with a description beside them."""
+  """NumPy can read them, and so can Zarr readers that are given the shape and the data type."""
   path = intact_tokens[0]
   stream = np.concatenate(intact_tokens[1])
   ends = np.cumsum([len(document) for document in intact_tokens[1]])
   for directory, dtype, expected in (("tokens", "uint16", stream), ("tokens.ends", "int64", ends)):
-    read = np.fromfile(path / directory / "00000000", dtype)
-    np.testing.assert_array_equal(read, expected[: read.size])
-    opened = ts.open(
+    values = np.fromfile(path / directory / "00000000", dtype)
+    np.testing.assert_array_equal(values, expected[: values.size])
+    zarr = ts.open(
       {
         "driver": "zarr3",
         "kvstore": {"driver": "memory"},
-        "metadata": {"shape": [read.size], "data_type": dtype, "codecs": [{"name": "bytes"}]},
+        "metadata": {"shape": [values.size], "data_type": dtype, "codecs": [{"name": "bytes"}]},
         "create": True,
       }
     ).result()
-    opened.kvstore.write("c/0", (path / directory / "00000000").read_bytes()).result()
-    np.testing.assert_array_equal(opened.read().result(), read)
+    zarr.kvstore.write("c/0", (path / directory / "00000000").read_bytes()).result()
+    np.testing.assert_array_equal(zarr.read().result(), values)
 
 
-def test_the_fingerprint_is_of_the_content(tmp_path):
-  """The number is of this edition of the format: checkpoints know their data by it."""
-  about = dict(name="corpus", split="train", vocabulary=ByteVocabulary())
-  with TokenStoreWriter(tmp_path / "train", **about, shard_tokens=20_000) as writer:
+def test_fingerprint_of_known_content_never_changes(tmp_path):
+  """Checkpoints identify their data by it, so a new value needs a new version of the format."""
+  attributes = dict(name="corpus", split="train", vocabulary=ByteVocabulary())
+  with TokenStoreWriter(tmp_path / "train", **attributes, shard_tokens=20_000) as writer:
     writer.add(np.arange(60_000) % 250 + 1, np.full(120, 500))
   expected = "7088359929775cd1607c36abe1ceb7d923d8ba9eb19b9e1d83fef849d15ceba7"
   assert TokenStore.open(tmp_path / "train", verify="full").fingerprint == expected
@@ -59,7 +59,9 @@ def read_all(store, array):
   ],
   ids=["cut", "lost"],
 )
-def test_a_file_that_is_cut_or_lost_after_opening_is_named(token_store, array, damage, name, error):
+def test_error_about_a_file_truncated_or_lost_after_opening_names_it(
+  token_store, array, damage, name, error
+):
   store = TokenStore.open(token_store)
   damage(token_store / array / "00000001")
   with refuses(f"{array}/00000001: ", name, error=error):
@@ -71,7 +73,7 @@ def flip_bit(file):
   file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
 
 
-@pytest.mark.parametrize("address", ["{}", "file://{}"])
+@pytest.mark.parametrize("url", ["{}", "file://{}"])
 @pytest.mark.parametrize("file", ["tokens/00000001", "tokens.ends/00000001"])
 @pytest.mark.parametrize(
   "verify, damage, name, error",
@@ -83,16 +85,16 @@ def flip_bit(file):
   ],
   ids=["a changed bit", "cut", "longer", "lost"],
 )
-def test_a_damaged_shard_is_named_when_its_store_is_opened(
-  token_store, verify, damage, name, error, file, address
+def test_opening_a_store_with_a_damaged_shard_names_the_shard(
+  token_store, verify, damage, name, error, file, url
 ):
   damage(token_store / file)
   with refuses(file, name, error=error):
-    TokenStore.open(address.format(token_store), verify=verify)
+    TokenStore.open(url.format(token_store), verify=verify)
 
 
 @pytest.mark.parametrize("file", ["shards.table", "checksums.table"])
-def test_damaged_and_missing_tables_are_named(token_store, file):
+def test_errors_about_damaged_and_missing_tables_name_them(token_store, file):
   path = token_store / file
   content = path.read_bytes()
   for wrong_content in (content[:-10], b"", content[:-1] + bytes([content[-1] ^ 1])):
@@ -122,12 +124,12 @@ def test_tables_that_contradict_the_manifest_are_refused(token_store, change, na
     TokenStore.open(token_store, verify="size")
 
 
-def test_the_manifest_does_not_grow_with_shards(tmp_path):
+def test_manifest_does_not_grow_with_the_number_of_shards(tmp_path):
   def manifest_bytes(shards):
     write(tmp_path / str(shards), [[5]] * shards, shard_tokens=1)
     return (tmp_path / str(shards) / "manifest.json").stat().st_size
 
-  assert manifest_bytes(100) - manifest_bytes(1) < 10  # digits of the counts
+  assert manifest_bytes(100) - manifest_bytes(1) < 10  # only the counts have more digits
 
 
 @pytest.mark.parametrize(
@@ -157,13 +159,13 @@ def test_wrong_manifests_are_refused(token_store, change, key, value):
     TokenStore.open(token_store)
 
 
-def test_a_store_without_a_fact_of_tokens_is_refused(token_store):
+def test_store_with_a_wrong_fact_about_its_tokens_is_refused(token_store):
   edit(token_store, lambda m: m["facts"].update(append_eos=0), checked=True)
   with refuses("manifest.json: facts.append_eos", "found 0"):
     TokenStore.open(token_store, verify="size")
 
 
-def test_a_store_of_ids_of_another_dtype_is_refused(token_store):
+def test_store_with_token_ids_of_another_dtype_is_refused(token_store):
   edit(token_store, lambda m: m["arrays"][0].update(dtype="uint8"), checked=True)
   for file in (token_store / "tokens").iterdir():
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -173,21 +175,21 @@ def test_a_store_of_ids_of_another_dtype_is_refused(token_store):
 
 def test_documents_without_tokens_are_refused(tmp_path):
   vocabulary = ByteVocabulary()
-  about = dict(name="n", split="x", facts=ids.facts(vocabulary, False), vocabulary=vocabulary)
+  attributes = dict(name="n", split="x", facts=ids.facts(vocabulary, False), vocabulary=vocabulary)
   items = {TOKENS: (np.array([5, 6], np.uint16), np.array([1, 0, 1]))}
-  write_store(tmp_path / "x", items, [ids.array(vocabulary)], **about)
+  write_store(tmp_path / "x", items, [ids.array(vocabulary)], **attributes)
   with refuses("shards.table: row 0: found 3 documents"):
     TokenStore.open(tmp_path / "x")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "\x00"])
-def test_a_manifest_that_is_not_json_is_refused(token_store, text):
+def test_manifest_that_is_not_json_is_refused(token_store, text):
   (token_store / "manifest.json").write_text(text)
   with refuses("manifest.json", "prepare_data"):
     TokenStore.open(token_store)
 
 
-def test_a_manifest_that_is_a_pipe_is_refused(token_store):
+def test_manifest_that_is_a_pipe_is_refused(token_store):
   (token_store / "manifest.json").unlink()
   os.mkfifo(token_store / "manifest.json")
   with refuses("manifest.json", "found a pipe"):
@@ -200,14 +202,14 @@ def test_vocabulary_of_another_store_is_refused(token_store):
     _ = TokenStore.open(token_store).vocabulary
 
 
-def test_a_fingerprint_that_is_not_the_contents_is_found(token_store):
+def test_fingerprint_that_does_not_match_the_content_is_refused(token_store):
   edit(token_store, lambda m: m.update(fingerprint="0" * 64), checked=True)
   with refuses("manifest.json: fingerprint", "'000000000000'"):
     TokenStore.open(token_store, verify="full")
 
 
 @pytest.mark.parametrize("change", ["zeros", "shorter", "another file", "one bit"])
-def test_a_shard_that_is_overwritten_while_it_is_read_is_found(change, token_store):
+def test_overwriting_a_shard_after_reading_it_is_detected(change, token_store):
   store = TokenStore.open(token_store)
   store.read_values(TOKENS)
   store.check_unchanged()
@@ -226,7 +228,7 @@ def test_a_shard_that_is_overwritten_while_it_is_read_is_found(change, token_sto
     reader.check_unchanged()
 
 
-def test_a_shard_that_is_copied_again_or_touched_is_none_of_them(token_store, monkeypatch):
+def test_copying_or_touching_a_shard_is_no_change(token_store, monkeypatch):
   store = TokenStore.open(token_store)
   before = store.read_values(TOKENS)
   file = token_store / "tokens" / "00000002"
@@ -235,12 +237,12 @@ def test_a_shard_that_is_copied_again_or_touched_is_none_of_them(token_store, mo
   file.write_bytes(content)
   os.utime(token_store / "tokens" / "00000001", ns=(1, 1))
   store.check_unchanged()
-  monkeypatch.setattr(reader, "_verify_checksum", None)  # they are verified once
+  monkeypatch.setattr(reader, "_verify_checksum", None)  # the new files are not verified again
   store.check_unchanged()
   np.testing.assert_array_equal(store.read_values(TOKENS), before)
 
 
-PASSING = (
+TEMPORARY_ERRORS = (
   "EIO",
   "ESTALE",
   "ETIMEDOUT",
@@ -253,18 +255,18 @@ PASSING = (
 )
 
 
-@pytest.mark.parametrize("name", PASSING)
-def test_a_fault_of_a_network_disk_that_passes_is_read_over(name, intact_tokens, monkeypatch):
-  """The file is opened again, as its descriptor may be stale for good."""
+@pytest.mark.parametrize("name", TEMPORARY_ERRORS)
+def test_temporary_error_of_a_network_disk_is_retried(name, intact_tokens, monkeypatch):
+  """The file is opened again for that, because its descriptor may stay stale."""
   path, documents = intact_tokens
   store = TokenStore.open(path, "size")
   read = os.preadv
-  stale = []
+  stale_files = []
   store.read_values(TOKENS)
 
   def preadv(file, *arguments):
-    if not stale:
-      stale.append(os.fstat(file).st_ino)
+    if not stale_files:
+      stale_files.append(os.fstat(file).st_ino)
       os.close(file)
       os.open(os.devnull, os.O_RDONLY)  # takes the number of the descriptor
     if os.fstat(file).st_ino == os.stat(os.devnull).st_ino:
@@ -274,11 +276,11 @@ def test_a_fault_of_a_network_disk_that_passes_is_read_over(name, intact_tokens,
   monkeypatch.setattr(os, "preadv", preadv)
   monkeypatch.setattr("time.sleep", lambda seconds: None)
   np.testing.assert_array_equal(store.read_values(TOKENS), np.concatenate(documents))
-  assert stale
+  assert stale_files
 
 
-@pytest.mark.parametrize("name", [*PASSING, "EACCES"])
-def test_a_fault_that_lasts_is_of_its_class(name, intact_tokens, monkeypatch):
+@pytest.mark.parametrize("name", [*TEMPORARY_ERRORS, "EACCES"])
+def test_lasting_error_of_a_network_disk_has_the_right_class(name, intact_tokens, monkeypatch):
   store = TokenStore.open(intact_tokens[0], "size")
 
   def preadv(*_):
@@ -286,6 +288,8 @@ def test_a_fault_that_lasts_is_of_its_class(name, intact_tokens, monkeypatch):
 
   monkeypatch.setattr(os, "preadv", preadv)
   monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0")
-  kind = TransientError if name in PASSING else UserError
-  with refuses("tokens/0000000", "tried once" if name in PASSING else "copy it again", error=kind):
+  kind = TransientError if name in TEMPORARY_ERRORS else UserError
+  with refuses(
+    "tokens/0000000", "tried once" if name in TEMPORARY_ERRORS else "copy it again", error=kind
+  ):
     store.read_values(TOKENS)

@@ -13,13 +13,14 @@ from t5x_like.store.tokens import TokenStore
 from tools.benchmark import __main__ as benchmark
 from tools.benchmark.store import simulate
 
-TOKENS = 2 * 10**10
+TOKENS = 2 * 10**10  # in sparse files, which take no space on the disk
 SHARDS = 2_000
 DOCUMENTS = 2 * 10**8
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
+  """Return the path of a large token store of zeros."""
   path = tmp_path_factory.mktemp("scale") / "train"
   simulate(path, TOKENS, SHARDS, DOCUMENTS)
   return path
@@ -27,8 +28,10 @@ def path(tmp_path_factory):
 
 @pytest.fixture
 def few_files():
-  """A limit of open files that leaves 60 to the store, of which the pool may take a quarter of
-  all."""
+  """Limit the open files of this process to 60 more than it has now.
+
+  The pool of the store may use a quarter of the limit.
+  """
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   opened = len(list(pathlib.Path("/proc/self/fd").iterdir()))
   resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 60, hard))
@@ -36,7 +39,7 @@ def few_files():
   resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_windows_and_documents_of_all_shards_with_few_files_and_little_memory(path, few_files):
+def test_reading_all_shards_needs_few_open_files_and_little_memory(path, few_files):
   generator = np.random.default_rng(0)
   starts = np.append(
     generator.integers(0, TOKENS - 568, 10_000), np.arange(1, SHARDS) * (TOKENS // SHARDS) - 300
@@ -51,12 +54,12 @@ def test_windows_and_documents_of_all_shards_with_few_files_and_little_memory(pa
     assert window_BW.shape == (len(starts_B), 568)
     assert not window_BW.any()
     shards |= set((starts_B // (TOKENS // SHARDS)).tolist())
-  for places_B in np.array_split(starts, 100):
-    documents_B, starts_B, ends_B = store.documents_at(places_B)
+  for positions_B in np.array_split(starts, 100):
+    documents_B, starts_B, ends_B = store.documents_at(positions_B)
     np.testing.assert_array_equal(
-      documents_B // (DOCUMENTS // SHARDS), places_B // (TOKENS // SHARDS)
+      documents_B // (DOCUMENTS // SHARDS), positions_B // (TOKENS // SHARDS)
     )
-    assert ((starts_B <= places_B) & (places_B < ends_B)).all()
+    assert ((starts_B <= positions_B) & (positions_B < ends_B)).all()
     np.testing.assert_array_equal(store.document_spans(documents_B), (starts_B, ends_B))
   reading = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
@@ -67,19 +70,19 @@ def test_windows_and_documents_of_all_shards_with_few_files_and_little_memory(pa
   assert (path / "manifest.json").stat().st_size < 1_000
 
 
-def test_documents_equal_the_tokens_in_the_file(path):
+def test_documents_match_the_ends_in_the_file(path):
   store = TokenStore.open(path)
-  per_shard = TOKENS // SHARDS
+  tokens_per_shard = TOKENS // SHARDS
   ends = np.fromfile(path / "tokens.ends" / "00001234", "<i8", DOCUMENTS // SHARDS)
-  positions = np.random.default_rng(1).integers(0, per_shard, 1_000)
+  positions = np.random.default_rng(1).integers(0, tokens_per_shard, 1_000)
   documents = np.searchsorted(ends, positions, side="right")
-  numbers, starts, stops = store.documents_at(positions + 1234 * per_shard)
+  numbers, starts, stops = store.documents_at(positions + 1234 * tokens_per_shard)
   np.testing.assert_array_equal(numbers, documents + 1234 * ends.size)
-  np.testing.assert_array_equal(stops, ends[documents] + 1234 * per_shard)
-  np.testing.assert_array_equal(starts, np.append(0, ends)[documents] + 1234 * per_shard)
+  np.testing.assert_array_equal(stops, ends[documents] + 1234 * tokens_per_shard)
+  np.testing.assert_array_equal(starts, np.append(0, ends)[documents] + 1234 * tokens_per_shard)
 
 
-def test_the_benchmark_of_a_small_one(tmp_path, capfd):
+def test_benchmark_runs_on_a_small_store(tmp_path, capfd):
   flags = [
     "--tokens=1e8",
     "--shards=1e3",
@@ -100,6 +103,6 @@ def test_the_benchmark_of_a_small_one(tmp_path, capfd):
   assert not list(tmp_path.iterdir())
 
 
-def test_the_benchmark_refuses_shards_without_documents(tmp_path):
+def test_benchmark_refuses_shards_without_documents(tmp_path):
   with refuses("--documents=10", "found 0 a shard"):
     simulate(tmp_path / "train", 10**8, 10**3, 10)

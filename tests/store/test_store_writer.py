@@ -1,4 +1,4 @@
-"""Stores of any arrays: what is written is what is read, in any shards, written in any order."""
+"""Stores return the arrays that were written to them, in any shards and in any order of writing."""
 
 import pathlib
 import shutil
@@ -20,9 +20,12 @@ ARRAYS = [Array("ids", "uint16"), Array("boxes", "float32", 4), Array("label", "
 ABOUT = dict(name="n", split="train", facts={"classes": ["a", "b"]}, source={"from": "here"})
 
 
-def items_of(lengths):
-  """The items of a store, some without values; lengths [N, 2] of ids and boxes, and one label for
-  each."""
+def make_items(lengths):
+  """Return items with random values, as {array: (values, lengths [N])}.
+
+  Args:
+    lengths: [N, 2], the numbers of ids and of boxes of each item. Each item also has one label.
+  """
   generator = np.random.default_rng(0)
   lengths = np.asarray(lengths).reshape(-1, 2)
   ids, boxes = lengths.sum(axis=0)
@@ -33,25 +36,25 @@ def items_of(lengths):
   }
 
 
-def part_of(items, first, end):
-  cut = {}
+def slice_items(items, first, end):
+  parts = {}
   for name, (values, lengths) in items.items():
     ends = np.append(0, np.cumsum(lengths))
-    cut[name] = values[ends[first] : ends[end]], lengths[first:end]
-  return cut
+    parts[name] = values[ends[first] : ends[end]], lengths[first:end]
+  return parts
 
 
-def write(path, items, shard_values):
+def write_and_open(path, items, shard_values):
   stores.write_store(path, items, ARRAYS, shard_values, skipped={"too long": 3}, **ABOUT)
   return Store.open(path, "full")
 
 
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory):
-  """A store of several shards and its items."""
-  items = items_of(np.random.default_rng(1).integers(0, 5, (60, 2)))
+  """Return (path of a store of several shards, its items)."""
+  items = make_items(np.random.default_rng(1).integers(0, 5, (60, 2)))
   path = tmp_path_factory.mktemp("intact") / "train"
-  assert write(path, items, shard_values=90).manifest.num_shards > 2
+  assert write_and_open(path, items, shard_values=90).manifest.num_shards > 2
   return path, items
 
 
@@ -61,10 +64,10 @@ def intact(tmp_path_factory):
   st.integers(1, 60),
   st.randoms(use_true_random=False),
 )
-def test_any_items_any_shards(tmp_path, lengths, shard_values, random):
+def test_any_items_are_read_as_written_from_any_shards(tmp_path, lengths, shard_values, random):
   shutil.rmtree(tmp_path / "one", ignore_errors=True)
-  items = items_of(lengths)
-  store = write(tmp_path / "one", items, shard_values)
+  items = make_items(lengths)
+  store = write_and_open(tmp_path / "one", items, shard_values)
   assert store.num_items == len(lengths)
   assert store.manifest.skipped == {"too long": 3}
   for name, (values, counts) in items.items():
@@ -78,7 +81,7 @@ def test_any_items_any_shards(tmp_path, lengths, shard_values, random):
     np.testing.assert_array_equal(store.read_ranges(name, starts, sizes), expected, strict=True)
 
 
-def test_stretches_as_rows_and_outside(intact):
+def test_ranges_are_read_as_padded_rows(intact):
   store = Store.open(intact[0])
   values = intact[1]["ids"][0]
   rows = store.read_padded("ids", np.array([3, len(values) - 2]), np.array([4, 2]), 5)
@@ -94,14 +97,14 @@ def test_ranges_outside_of_an_array_are_refused(intact):
       store.read_ranges("ids", np.array([start]), np.array([size]))
 
 
-def test_parts_written_apart_are_joined_to_the_same_content(intact, tmp_path):
+def test_shards_written_separately_give_the_same_store(intact, tmp_path):
   store = Store.open(intact[0])
   items = intact[1]
   bounds = store.first_items.tolist()
   work = as_path(tmp_path / "work")
   shards = {
     number: write_shard(
-      work, f"{number:06d}", ARRAYS, part_of(items, bounds[number], bounds[number + 1])
+      work, f"{number:06d}", ARRAYS, slice_items(items, bounds[number], bounds[number + 1])
     )
     for number in reversed(range(len(bounds) - 1))
   }
@@ -109,15 +112,15 @@ def test_parts_written_apart_are_joined_to_the_same_content(intact, tmp_path):
     [shards[number] for number in sorted(shards)], arrays=ARRAYS, skipped={}, **ABOUT
   )
   publish(work, tmp_path / "train", joined, None)
-  again = Store.open(tmp_path / "train", "full")
-  # names of shards and skipped records are no content
-  assert again.fingerprint == store.fingerprint
-  np.testing.assert_array_equal(again.read_values("boxes"), items["boxes"][0])
+  reopened = Store.open(tmp_path / "train", "full")
+  # The fingerprint ignores the names of shards and the counts of skipped records.
+  assert reopened.fingerprint == store.fingerprint
+  np.testing.assert_array_equal(reopened.read_values("boxes"), items["boxes"][0])
 
 
-def test_files_of_a_killed_writer_are_not_published(tmp_path):
+def test_partial_files_of_a_killed_writer_are_not_published(tmp_path):
   work = as_path(tmp_path / "work")
-  shard = write_shard(work, "0", ARRAYS, items_of([(3, 2)]))
+  shard = write_shard(work, "0", ARRAYS, make_items([(3, 2)]))
   (work / "ids" / "0.1.tmp").write_bytes(b"half of it")
   publish(
     work, tmp_path / "train", build_metadata([shard], arrays=ARRAYS, skipped={}, **ABOUT), None
@@ -126,13 +129,13 @@ def test_files_of_a_killed_writer_are_not_published(tmp_path):
   assert not list((tmp_path / "train").rglob("*.tmp"))
 
 
-def test_ends_that_do_not_ascend_are_refused(intact, tmp_path):
+def test_ends_that_do_not_increase_are_refused(intact, tmp_path):
   path = pathlib.Path(shutil.copytree(intact[0], tmp_path / "train"))
   file = path / "boxes.ends" / "00000001"
   ends = np.fromfile(file, "<i8")
-  # its differences overflow and are positive
-  around = np.array([2**63 - 1, 5 - 2**63, -1, *ends[3:]])
-  for wrong_ends in (ends[::-1], ends + 1, ends - 1, np.full_like(ends, 2**62), around):
+  # The differences of these overflow, and so are positive.
+  overflowing = np.array([2**63 - 1, 5 - 2**63, -1, *ends[3:]])
+  for wrong_ends in (ends[::-1], ends + 1, ends - 1, np.full_like(ends, 2**62), overflowing):
     wrong_ends.tofile(file)
     with refuses("boxes.ends: found ends", error=DamageError):
       Store.open(path, "size").read_ends("boxes")
