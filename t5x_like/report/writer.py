@@ -87,6 +87,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
     self._trackers = ()
     self._last_step = 0  # with a line in the file
     self._size = 0  # of the file after the last write
+    self._last_line = b""  # that was written
     if not primary:
       return
     self._path = pathlib.Path(workdir) / FILE
@@ -155,15 +156,18 @@ class MetricsWriter(contextlib.AbstractContextManager):
   def _open(self) -> None:
     self._file = open(self._path, "a", encoding="utf-8")
     self._size = os.fstat(self._file.fileno()).st_size
+    self._last_line = b""
     sync(self._path.parent)
 
   def _append(self, row: dict[str, Any]) -> None:
-    self._file.write(json.dumps(row, allow_nan=False) + "\n")
+    line = json.dumps(row, allow_nan=False) + "\n"
+    self._last_line = line.encode()
+    self._file.write(line)
     self._file.flush()
     self._size = os.fstat(self._file.fileno()).st_size
 
   def _check_file(self) -> None:
-    """Continue in the file that is now at the path, if it was removed, replaced or cut.
+    """Continue in the file that is now at the path, if it is not as this writer left it.
 
     Lines that were lost by it are marked in the file and reported.
     """
@@ -175,6 +179,8 @@ class MetricsWriter(contextlib.AbstractContextManager):
     self._path.parent.mkdir(parents=True, exist_ok=True)
     content = local.read_content(self._path) or b""
     if content and not content.endswith(b"\n"):
+      if change == "overwritten":
+        set_aside(self._path.parent)
       LocalPath(self._path).write_bytes(content[: content.rfind(b"\n") + 1])
     self._open()
     present = max((row["step"] for row in read_metrics(self._path.parent)), default=0)
@@ -200,7 +206,13 @@ class MetricsWriter(contextlib.AbstractContextManager):
       return "removed"
     if not os.path.samestat(status, os.fstat(self._file.fileno())):
       return "replaced"
-    return "cut" if status.st_size < self._size else None
+    if status.st_size < self._size:
+      return "cut"
+    with open(self._path, "rb") as file:
+      file.seek(self._size - len(self._last_line))
+      end = file.read()
+    is_intact = end.startswith(self._last_line) and (not end or end.endswith(b"\n"))
+    return None if is_intact else "overwritten"
 
   def _drop_after(self, resume_step: int, expected: int) -> None:
     """Drop the lines after a step and repeated lines; mark lines that are lost before it."""

@@ -196,6 +196,23 @@ def test_a_file_removed_after_its_last_line_is_marked_too(tmp_path):
   assert read_metrics(tmp_path) == [{"step": 7, "missing_from": 1}]
 
 
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_file_overwritten_in_place_is_set_aside_and_marked(size, tmp_path, caplog):
+  path = tmp_path / "metrics.jsonl"
+  with MetricsWriter(tmp_path, resume_step=0) as writer:
+    for step in (1, 2, 3):
+      writer.write(step, {"train/loss": 1.0})
+    path.write_bytes(size * path.stat().st_size * b"\0")
+    writer.write(4, {"train/loss": 1.0})
+  assert read_metrics(tmp_path) == [
+    {"step": 3, "missing_from": 1},
+    {"step": 4, "train/loss": 1.0},
+  ]
+  assert "was overwritten while the run writes to it" in caplog.text
+  (aside,) = tmp_path.glob("metrics.*.jsonl")
+  assert set(aside.read_bytes()) == {0}
+
+
 def test_repeated_lines_are_dropped_and_set_aside(tmp_path, caplog):
   with MetricsWriter(tmp_path, resume_step=0) as writer:
     for step in (1, 2):
