@@ -138,6 +138,9 @@ FLAGS = {
   '--config.mesh={"data": 3}': ("mesh", "3 devices", "found 8"),
   '--config.mesh={"tensor": 3, "data": -1}': ("mesh", "multiple of 3 devices", "found 8"),
   "--config.model.vocab_size=100": ("config.model.vocab_size", "found 100", "384"),
+  "--config.model.design.windows=[]": ("config.model.design.windows: found an empty list",),
+  "--config.model.design.core=[]": ("config.model.design.core: found an empty list",),
+  "--config.model.design.position=[]": ("config.model.design.position: found an empty list",),
   "--config.model.desgin.norm=layernorm": ("config.model.desgin", "did you mean 'design'"),
   "--config.model.design.positon=rope": (
     "config.model.design.positon",

@@ -106,6 +106,12 @@ class Design:
   def __post_init__(self):
     slots.find("config.model.design.norm", self.norm, NORMS)
     slots.find("config.model.design.activation", self.activation, ACTIVATIONS)
+    for name in ("windows", "core", "position"):
+      if getattr(self, name) in ((), []):
+        raise UserError(
+          f"config.model.design.{name}: found an empty list, expected a value for each layer of a "
+          "period, at least one"
+        )
     if self.parallel != "no" and self.norm_position != "pre":
       raise UserError(
         f"config.model.design.parallel: found {self.parallel!r} with norm_position "

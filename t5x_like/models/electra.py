@@ -18,8 +18,10 @@ from flax import nnx
 from t5x_like.architectures.architecture import Batch
 from t5x_like.architectures.design import Variant
 from t5x_like.architectures.encoder import HEAD_POSITIONS, Encoder
+from t5x_like.errors import UserError
 from t5x_like.models import bert
 from t5x_like.nn.dims import Dims, subkey
+from t5x_like.slots import PositiveFloat
 
 
 def _discriminator(embed, mlp, heads, layers, table=None) -> Variant:
@@ -31,9 +33,17 @@ def generator(variant: Variant, size: float) -> Variant:
   """Derive the generator of a discriminator.
 
   It has `size` times the discriminator's width, with heads of the same width.
+
+  Raises:
+    UserError: it would have no width.
   """
   dims = variant.dims
   D = round(variant.dims.embed * size)
+  if D < 1:
+    raise UserError(
+      f"config.model.generator_size: found {size}, expected at least 1 / {dims.embed}, for a "
+      "generator of width 1"
+    )
   heads = max(1, D // dims.head_dim)
   table = variant.embed or dims.embed
   dims = Dims(D, heads, heads, D // heads, round(dims.mlp * size), dims.layers)
@@ -90,7 +100,7 @@ class Model(Encoder):
     rngs: nnx.Rngs,
     *,
     variant: str | Variant,
-    generator_size: float | None = None,
+    generator_size: PositiveFloat | None = None,
     head: Literal["discriminator"] | None = None,
     **options,
   ):
