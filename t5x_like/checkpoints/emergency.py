@@ -56,7 +56,7 @@ def check_options(values: Any) -> ConfigDict:
   """Return a `config.checkpoint.emergency` with all defaults.
 
   Raises:
-    UserError: a key or value is wrong, or the directory is an address, or relative.
+    UserError: a key or value is wrong, or the directory is a URL, or relative.
   """
   filled = slots.fill("config.checkpoint.emergency", values, EmergencyOptions)
   if not filled["directory"].startswith(("/", "$")):

@@ -374,7 +374,7 @@ def _rearrange_sharding(sharding: NamedSharding, targets: tuple[int, ...]) -> Na
 
 @functools.lru_cache(maxsize=4)
 def _rearrange_mesh(mesh: Mesh, targets: tuple[int, ...]) -> Mesh:
-  """Return the mesh with the devices of process `n` where those of process `targets[n]` were."""
+  """Return the mesh with the devices of process `n` in the places of process `targets[n]`."""
   devices_by_process: dict[int, list] = {}
   for device in sorted(mesh.devices.flat, key=lambda device: device.id):
     devices_by_process.setdefault(device.process_index, []).append(device)

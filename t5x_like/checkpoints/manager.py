@@ -80,8 +80,8 @@ class Checkpoints(contextlib.AbstractContextManager):
   """The checkpoints of one run, one directory per step.
 
   Args:
-    directory: of the steps; created by the first `save`. Local (`orbax_steps`), or any address that
-      fsspec knows, such as `gs://…` (`object_steps`).
+    directory: the directory of the steps, created by the first `save`: local (`orbax_steps`), or
+      any URL that fsspec knows, such as `gs://…` (`object_steps`).
     every: the interval of saving.
     keep_last: how many of the newest multiples of `every` to keep, with the newest step, and the
       one before it where that is no multiple; None keeps all. While there are fewer, the newest

@@ -1,4 +1,4 @@
-"""Steps of a checkpoint on an object store, or at any address that fsspec knows.
+"""Steps of a checkpoint on an object store, or at any URL that fsspec knows.
 
 A step is a directory `<step>-<attempt>-<processes>/`. Every process writes its shards of the
 tensors as an object (`tensors-<process>.bin`, further ones `tensors-<process>-<part>.bin`) with an
@@ -44,7 +44,7 @@ class ObjectSteps:
   objects in a directory are read by name.
 
   Args:
-    url: the address of the directory.
+    url: the directory of the checkpoints.
     retention: chooses the steps to keep.
     timeout_seconds: how long a save may take, over all processes.
     check: called in process 0 before it commits or removes anything; raises if another run has

@@ -219,7 +219,7 @@ def remove_surplus(job: Job) -> None:
 def _shard_check(job: Job, record: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
   """Return a function that checks whether a recorded shard is intact.
 
-  Contents of local files are compared. At an address files are whole or absent, so sizes suffice.
+  Contents of local files are compared. At a URL files are whole or absent, so sizes suffice.
   """
   work = job.work
   if isinstance(work, RemotePath):

@@ -2,7 +2,7 @@
 
     <cache>/<corpus>-<request>-<files>/train/         a token store
     <cache>/<corpus>-<request>-<files>/validation/
-    <cache>/.<request>.lock                           held while preparing (.lease at an address)
+    <cache>/.<request>.lock                           held while preparing (.lease at a URL)
 
 `request` is a hash of the request: the source as spelled, the other fields of `Corpus`, whether
 documents end with EOS, the vocabulary's fingerprint and the edition of preparation. `files` is a
@@ -216,7 +216,7 @@ class _WaitingNotice:
 def _wait_for_turn(
   root: str, request: str, source: str, is_prepared: Callable[[], bool]
 ) -> Iterator[None]:
-  """Wait for the lock of a request and hold it; at an address, a lease, unless the store exists.
+  """Wait for the lock of a request and hold it; at a URL, a lease, unless the store exists.
 
   The holder gives signs of life every few seconds. A process that ends, for whatever reason, loses
   its lock.

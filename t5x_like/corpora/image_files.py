@@ -86,7 +86,7 @@ def to_8_bits(image):
   from PIL import Image
 
   if image.mode == "F":
-    return Image.fromarray(_of_fractions(np.asarray(image)))
+    return Image.fromarray(_fractions_to_bytes(np.asarray(image)))
   if image.mode == "I":
     return Image.fromarray(_of_whole_numbers(np.asarray(image)))
   if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
@@ -106,7 +106,7 @@ def _of_whole_numbers(pixels_YX: np.ndarray) -> np.ndarray:
   return pixels_YX.astype(np.uint8)
 
 
-def _of_fractions(pixels_YX: np.ndarray) -> np.ndarray:
+def _fractions_to_bytes(pixels_YX: np.ndarray) -> np.ndarray:
   """Convert 32-bit fractions to 8 bits.
 
   Fractions that overshoot a little, as after resizing, are cut off.

@@ -20,7 +20,7 @@ from t5x_like.files.paths import AnyPath, as_path, is_remote
 from t5x_like.terminal_text import escape_controls
 from t5x_like.vocabularies import Vocabulary
 
-_VERSION = 5  # version of parts and signatures; those of other versions are rebuilt
+_VERSION = 5  # version of parts and signatures; other versions are rebuilt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Job:
 
   Attributes:
     kind: kind of the store, which makes its content.
-    path: directory of the store, local or at an address.
+    path: directory of the store, local or at a URL.
     name, split, source: name of the corpus, its split and its provenance, for the manifest.
   """
 
@@ -122,7 +122,7 @@ class Job:
   def work(self) -> AnyPath:
     """The directory that becomes the store.
 
-    At an address, where files appear only when they are complete, it is the store's directory.
+    At a URL, where files appear only when they are complete, it is the store's directory.
     """
     return as_path(self.path) if is_remote(self.path) else self._beside("incomplete")
 

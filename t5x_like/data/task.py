@@ -167,7 +167,7 @@ class TaskArguments(abc.ABC):
     """
 
   def fingerprint(self, version: str, **facts: Any) -> str:
-    """Return the SHA-256 of all that the examples depend on.
+    """Return the SHA-256 of everything that the examples depend on.
 
     Args:
       version: the task's name and version, such as `causal_lm.v1`; raise the version when a change
@@ -182,7 +182,7 @@ class TaskArguments(abc.ABC):
     return _to_json(self._fields(with_rows=False))
 
   def _fields(self, with_rows: bool = True) -> dict[str, Any]:
-    """Return the fields in the fingerprint, with those of rows or without."""
+    """Return the fields of the fingerprint, with or without the fields that shape only rows."""
     values = {}
     for field in dataclasses.fields(self):
       is_counted = _REASON not in field.metadata
@@ -282,7 +282,7 @@ def _with_slot(error: UserError, where: str, arguments_class: type) -> UserError
 
 
 def _check_locations(where: str, arguments: Mapping[str, Any], sources: tuple[str, ...]) -> None:
-  """Raise UserError for a source, path or address that a saved config may not name; see `trust`."""
+  """Raise UserError for a source, path or URL that a saved config may not name; see `trust`."""
   for key, value in arguments.items():
     if isinstance(value, Mapping):
       _check_locations(f"{where}.{key}", value, sources)

@@ -55,7 +55,7 @@ def open_tokens(
   """Open and report `<store>/<split>`, or return it if a task of this process already has it open.
 
   Args:
-    store: the directory or address that holds a token store per split (the `--output` of
+    store: the directory or URL that holds a token store per split (the `--output` of
       tools.prepare_data), or a function that prepares a split's store and returns its path; see
       `data.task.build_at`.
     split: name of the split.
@@ -87,7 +87,7 @@ def open_tokens(
 
 
 def _split_path(root: str, split: str) -> str:
-  """Return the path or address of a split."""
+  """Return the path or URL of a split."""
   if "://" in root:
     return f"{root}/{split}"
   return os.path.join(root, split)
@@ -259,7 +259,7 @@ class TextArguments(TaskArguments):
   """The arguments that tasks on running text share.
 
   Attributes:
-    store: the directory or address that holds a token store per split (the `--output` of
+    store: the directory or URL that holds a token store per split (the `--output` of
       tools.prepare_data), or `builtin`, see `corpora/builtin.py`.
     dynamic_offsets: shift the windows of every later epoch by an offset drawn for it.
     label: the name in metrics; by default `<corpus>_<task>`.

@@ -1,8 +1,8 @@
 """Transforms of the next token's scores, applied in the order given before a token is chosen.
 
 `Temperature(0.7), TopK(40), TopP(0.9)` are for sampling; `ForcedBos(5), MinLength(10)` also suit
-greedy and beam search, as do those of `penalties`, which read the tokens so far. A transform is any
-function `(scores_BV, step) -> scores_BV`; tokens it rules out get -inf.
+greedy and beam search, as do the transforms in `penalties`, which read the tokens so far. A
+transform is any function `(scores_BV, step) -> scores_BV`; tokens that it rules out get -inf.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""Files at paths and addresses: the one way to name, open, read, list, lock and commit them.
+"""Files at paths and URLs: the one way to name, open, read, list, lock and commit them.
 
-A *path* is local; an *address* has a scheme, such as `gs://bucket/file`. `paths.as_path` takes
+A *path* is local; a *URL* has a scheme, such as `gs://bucket/file`. `paths.as_path` takes
 both. The modules, in an order in which each imports only earlier ones:
 
   store_errors   the same kinds of errors from every client, network and disk
@@ -12,7 +12,7 @@ both. The modules, in an order in which each imports only earlier ones:
   remote         remote files: ranges in parallel, retries, listings, conditional writes
   paths          choice of `local` or `remote` by the scheme; checks of output directories
   mirror         local copies of remote directories
-  globs          patterns of paths and addresses
+  globs          patterns of paths and URLs
   shard_files    the files that hold the shards of a store
   local_ranges   parallel reads of ranges of local shards
   remote_ranges  parallel reads of ranges of remote shards

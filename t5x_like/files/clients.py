@@ -64,7 +64,7 @@ class ReadReply(NamedTuple):
 
 
 class _TensorStore:
-  """The files below an address, by key.
+  """The files below a URL, by key.
 
   `read` returns the future of a `ReadReply` with all bytes or a range; `write` writes a whole file,
   or deletes it if `data` is None; `create` writes a file that must not exist; `replace` writes or
@@ -186,7 +186,7 @@ class _Fsspec:
     return matches
 
   def query_bucket(self) -> None:
-    """Query the bucket of a Google or Amazon address; raise the client's error if that fails."""
+    """Query the bucket of a Google or Amazon URL; raise the client's error if that fails."""
     scheme, _, path = self.url.partition("://")
     bucket = path.partition("/")[0]
     self.files.invalidate_cache()
@@ -216,8 +216,8 @@ def open_client(root: str) -> Client:
   """Return the client of the files below `scheme://bucket/`.
 
   Raises:
-    UserError: the address cannot be used, or needs a package that is not installed.
-    TransientError: the address cannot be used now.
+    UserError: the URL cannot be used, or needs a package that is not installed.
+    TransientError: the URL cannot be used now.
   """
   if root.partition("://")[0] in TENSORSTORE:
     return _open(root, _TensorStore)
@@ -233,7 +233,7 @@ def open_fsspec_client(root: str) -> _Fsspec:
 def _open(root: str, client_class: type):
   try:
     return client_class(root)
-  # each library raises its own types, all meaning that the address cannot be used
+  # each library raises its own types, all meaning that the URL cannot be used
   except Exception as error:
     if is_transient(error):
       raise TransientError(f"{root}: cannot be opened now ({one_line(error)[:300]})") from error

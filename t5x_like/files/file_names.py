@@ -25,8 +25,7 @@ def is_name(text: Any) -> bool:
 def is_inside(path: Any) -> bool:
   """Return whether a value is a relative path of valid names that stays in its directory.
 
-  An address is none, even after a directory's name: `images/gs://bucket/file` would be opened as
-  an address.
+  A URL is not, even below a directory: `images/gs://bucket/file` would be opened as a URL.
   """
   if not isinstance(path, str) or path.startswith("/") or "://" in path:
     return False

@@ -1,4 +1,4 @@
-"""Glob patterns of files at paths and addresses, with ranges of numbers."""
+"""Glob patterns of files at paths and URLs, with ranges of numbers."""
 
 import errno
 import fnmatch
@@ -43,7 +43,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def absolute_path(path: str) -> str:
-  """Return the path from the root of the file system; an address is one already."""
+  """Return the path from the root of the file system; a URL is one already."""
   return str(as_path(path)) if is_remote(path) else os.path.abspath(as_path(path))
 
 
@@ -93,7 +93,7 @@ def find_matches(pattern: str) -> list[str]:
 
 
 def list_matches(pattern: str) -> dict[str, tuple[str, int | None]]:
-  """List what matches a pattern at an address, with (kind, size or None), in few requests.
+  """List what matches a pattern at a URL, with (kind, size or None), in few requests.
 
   A range of numbers matches anything. Nothing is listed for other patterns, on a web server, or if
   only single files may be read and the pattern names them.

@@ -194,7 +194,7 @@ def append_line(path: pathlib.Path, line: bytes) -> None:
 
 
 class LocalPath(type(pathlib.Path())):
-  """A file or directory on a disk: a path that writes whole files, and answers like an address.
+  """A file or directory on a disk: a path that writes whole files, and answers like a URL.
 
   Raises:
     OSError: of every method; transient errors, as of a network disk, only after

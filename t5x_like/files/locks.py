@@ -1,6 +1,6 @@
 """Locks: a directory, or a file made in it, belongs to one process at a time.
 
-A lock of the operating system (`Lock`) ends with its process, however that ends. Addresses and some
+A lock of the operating system (`Lock`) ends with its process, however that ends. URLs and some
 file systems have none: there a `leases.Lease` is used, a file that its holder keeps changing as a
 sign of life.
 """

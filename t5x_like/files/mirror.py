@@ -1,4 +1,4 @@
-"""Local copies of directories at an address."""
+"""Local copies of directories at a URL."""
 
 import functools
 import pathlib
@@ -27,10 +27,10 @@ _copies: list[tempfile.TemporaryDirectory] = []  # removed when the program ends
 def fetch(path: str) -> LocalPath:
   """Return a local directory with the files of a directory.
 
-  It is the directory itself or, of an address, a copy that the program keeps.
+  It is the directory itself or, for a URL, a copy that the program keeps.
 
   Raises:
-    UserError: there is no file at the address.
+    UserError: there is no file at the URL.
   """
   source = as_path(path)
   if isinstance(source, LocalPath):
@@ -48,7 +48,7 @@ def fetch(path: str) -> LocalPath:
 def copy_small_files(path: str) -> pathlib.Path:
   """Return a local directory with the small files of a run as they are now.
 
-  It is the run's own or, of an address, a copy.
+  It is the run's own or, for a URL, a copy.
   """
   source = as_path(path)
   if isinstance(source, LocalPath):
@@ -59,9 +59,9 @@ def copy_small_files(path: str) -> pathlib.Path:
 
 
 class WorkdirMirror:
-  """A local directory that stands for a run's workdir at an address.
+  """A local directory that stands for a run's workdir at a URL.
 
-  Unlike files at an address, its small files can be appended to. Only the first process of a job
+  Unlike files at a URL, its small files can be appended to. Only the first process of a job
   may use it.
 
   Attributes:

@@ -161,7 +161,7 @@ class OutputFile:
       try:
         input_status = os.stat(input_path) if descriptor is None else _fstat(descriptor)
       except (OSError, ValueError):
-        continue  # a pattern, an address, or missing: its reader reports the error
+        continue  # a pattern, a URL, or missing: its reader reports the error
       if status is None:
         continue
       is_folder = input_status is not None and stat.S_ISDIR(input_status.st_mode)

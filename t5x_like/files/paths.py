@@ -1,4 +1,4 @@
-"""Parse and check paths, and addresses that TensorStore or fsspec reads (`remote`)."""
+"""Parse and check paths, and URLs that TensorStore or fsspec reads (`remote`)."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ from typing import Union
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.local import LocalPath
 
-AnyPath = Union[LocalPath, "RemotePath"]  # noqa: F821 (`remote.RemotePath`, found by name when an address is opened)
+AnyPath = Union[LocalPath, "RemotePath"]  # noqa: F821 (`remote.RemotePath`, imported only when a URL is opened)
 
 _DISK_SCHEMES = ("file", "local")  # fsspec's schemes for local paths
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/[^/].*|/?)")
@@ -18,13 +18,13 @@ _PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def is_remote(path) -> bool:
-  """Return whether a path is an address other than `file://`."""
+  """Return whether a path is a URL, except a `file://` one."""
   scheme, separator, _ = str(path).partition("://")
   return bool(separator) and scheme.lower() not in _DISK_SCHEMES
 
 
 def as_path(path: str | os.PathLike) -> AnyPath:
-  """Return the file or directory at a path or address; `file:///path` is the path."""
+  """Return the file or directory at a path or URL; `file:///path` is the path."""
   path = os.fspath(path)
   if is_remote(path):
     from t5x_like.files.remote import RemotePath
@@ -34,7 +34,7 @@ def as_path(path: str | os.PathLike) -> AnyPath:
 
 
 def check_directory(text, flag: str = "--workdir") -> str:
-  """Check the address of a directory to write to, and return it without trailing slashes.
+  """Check the path or URL of a directory to write to; return it without trailing slashes.
 
   Refuse the root of a file system, the home directory and the project's own directory: a run is
   never meant to be written right into them, and they are typically the remains of a path with an
@@ -42,11 +42,11 @@ def check_directory(text, flag: str = "--workdir") -> str:
   becomes the path.
 
   Args:
-    text: the address as the user gave it.
+    text: the path or URL as the user gave it.
     flag: the flag that gave it, for the message.
 
   Raises:
-    UserError: the address is empty, is a scheme without a bucket, or is one of these directories.
+    UserError: the text is empty, is a scheme without a bucket, or is one of these directories.
   """
   address = str(text)
   remedy = "give a directory for the run, such as runs/small or gs://bucket/run"

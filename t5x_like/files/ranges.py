@@ -1,4 +1,4 @@
-"""Open the shards of a store, at a path or at an address, to read ranges of them."""
+"""Open the shards of a store, at a path or at a URL, to read ranges of them."""
 
 from t5x_like.files.local import LocalPath
 from t5x_like.files.local_ranges import LocalShardFiles
@@ -7,13 +7,13 @@ from t5x_like.files.shard_files import ShardFiles
 
 
 def open_shard_files(path: str, remedy: str = "prepare it again") -> ShardFiles:
-  """Open the files of a directory at a path or address.
+  """Open the files of a directory at a path or URL.
 
   Args:
     remedy: how to replace a damaged file, for messages.
 
   Raises:
-    UserError: the address cannot be opened.
+    UserError: the URL cannot be opened.
   """
   root = as_path(path)
   if isinstance(root, LocalPath):

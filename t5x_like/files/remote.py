@@ -1,4 +1,4 @@
-"""Files at an address, in the bucket of an object store or on any file system of fsspec.
+"""Files at a URL, in the bucket of an object store or on any file system of fsspec.
 
 An object store guarantees only that an object appears whole or not at all; listings may lag.
 Therefore this module never renames an object, and a set of objects is committed by writing one last
@@ -42,12 +42,12 @@ def reset() -> None:
 
 
 class RemotePath:
-  """A file or directory at an address, with the methods of `local.LocalPath`.
+  """A file or directory at a URL, with the methods of `local.LocalPath`.
 
   A method that needs an absent file raises FileNotFoundError.
 
   Args:
-    url: `scheme://...`; the root of fsspec's chained addresses is everything but the first path
+    url: `scheme://...`; the root of fsspec's chained URLs is everything but the first path
       (`zip://a/b::gs://c`).
 
   Raises:
@@ -101,7 +101,7 @@ class RemotePath:
     Raises:
       DamageError: the range is outside the file.
     """
-    return _read(self._root, [(self._key, part)], self._address)[0]
+    return _read(self._root, [(self._key, part)], self._url_of_key)[0]
 
   def read_many(
     self,
@@ -119,7 +119,7 @@ class RemotePath:
     prefix = f"{self._key}/".lstrip("/")
     by_key: dict[str, Any] = {}
     data = _read(
-      self._root, [(prefix + name, part) for name, part in parts], self._address, seconds, by_key
+      self._root, [(prefix + name, part) for name, part in parts], self._url_of_key, seconds, by_key
     )
     if versions is not None:
       versions.update({key.removeprefix(prefix): version for key, version in by_key.items()})
@@ -204,7 +204,7 @@ class RemotePath:
     return iter([self / name for name in self.names()])
 
   def matches(self) -> dict[str, tuple[str, int | None]]:
-    """Return the sorted addresses that match this one, a glob pattern, with type and size.
+    """Return the sorted URLs that match this one, a glob pattern, with type and size.
 
     The type is `file` or `directory`, the size in bytes, None if unknown.
     """
@@ -212,7 +212,7 @@ class RemotePath:
       matches = retry(
         lambda: clients.open_fsspec_client(self._root).find_matches(self._key), self._url
       )
-    return {str(RemotePath(self._address(key))): about for key, about in matches.items()}
+    return {str(RemotePath(self._url_of_key(key))): about for key, about in matches.items()}
 
   def is_dir(self) -> bool:
     # Web servers do not list directories.
@@ -257,8 +257,8 @@ class RemotePath:
     for _ in deletions:  # waits for each, and raises its error
       pass
 
-  def _address(self, key: str) -> str:
-    """Return the address of a key of the same bucket."""
+  def _url_of_key(self, key: str) -> str:
+    """Return the URL of a key of the same bucket."""
     return f"{self._root.removesuffix(self._chain)}{key}{self._chain}"
 
   def _find(self, prefix: str, operation: str) -> dict[str, int | None]:
@@ -279,14 +279,14 @@ class RemotePath:
 def _read(
   root: str,
   parts: Sequence[tuple[str, ByteRange]],
-  address: Callable[[str], str],
+  url_of_key: Callable[[str], str],
   seconds: float | None = None,
   versions: dict[str, Any] | None = None,
 ) -> list[bytes | None]:
   """Request ranges of files of a bucket at once; None for an absent file.
 
   Args:
-    address: returns the address of a key, for messages.
+    url_of_key: returns the URL of a key, for messages.
     seconds: how long to wait for each, over all attempts.
     versions: filled with the version of each file, by key, where the store gives one.
   """
@@ -294,11 +294,12 @@ def _read(
   requests = [files.read(key, part) for key, part in parts]
   contents = []
   for (key, part), request in zip(parts, requests, strict=True):
-    reader = _RangeReader(files, key, part, request, address(key), seconds)
-    with _translate_errors(address(key), "read"):
-      reply = retry(reader.read, address(key), seconds=seconds)
+    url = url_of_key(key)
+    reader = _RangeReader(files, key, part, request, url, seconds)
+    with _translate_errors(url, "read"):
+      reply = retry(reader.read, url, seconds=seconds)
     if reply.state == "missing":
-      _check_bucket(root, address(key), "read")
+      _check_bucket(root, url, "read")
       contents.append(None)
       continue
     # Only TensorStore's replies have a stamp. Stamps of web servers are not used: the copies of a
@@ -317,12 +318,12 @@ class _RangeReader:
     request: the future of the first reply.
   """
 
-  def __init__(self, files, key: str, part: ByteRange, request, address: str, seconds):
+  def __init__(self, files, key: str, part: ByteRange, request, url: str, seconds):
     self._files = files
     self._key = key
     self._part = part
     self._first_request = request
-    self._address = address
+    self._url = url
     self._size = part.stop - part.start if part else _ASSUMED_SIZE
     timeout = _ATTEMPT_SECONDS + self._size / _MIN_BYTES_PER_SECOND
     self._timeout = min(timeout, seconds or math.inf)
@@ -337,9 +338,7 @@ class _RangeReader:
       raise TimeoutError("no answer; check the network and that the store is still there") from None
     if reply.state != "missing" and self._part and len(reply.value) != self._size:
       shortage = EOFError(f"{len(reply.value)} of {self._size} bytes")
-      raise DamageError(
-        store_errors.error_message(ErrorKind.DAMAGED, self._address, "read", shortage)
-      )
+      raise DamageError(store_errors.error_message(ErrorKind.DAMAGED, self._url, "read", shortage))
     return reply
 
 
@@ -357,7 +356,7 @@ def _translate_errors(url: str, operation: str) -> Iterator[None]:
 
 
 def _check_bucket(root: str, url: str, operation: str) -> None:
-  """Raise an error if a file is missing at an address because its bucket does not exist.
+  """Raise an error if a file is missing at a URL because its bucket does not exist.
 
   Args:
     operation: the failed operation, for messages: `read`, or `listed`, which also
@@ -386,7 +385,7 @@ def _check_bucket(root: str, url: str, operation: str) -> None:
 
 
 class _Stream(io.RawIOBase):
-  """The bytes of a file at an address, requested as they are read."""
+  """The bytes of a file at a URL, requested as they are read."""
 
   def __init__(self, file: RemotePath):
     self._file = file

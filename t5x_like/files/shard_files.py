@@ -1,6 +1,6 @@
 """The files of one directory that hold the shards of a store's arrays.
 
-`local_ranges` reads them from a disk, `remote_ranges` from an address; `ranges` chooses.
+`local_ranges` reads them from a disk, `remote_ranges` from a URL; `ranges` chooses.
 """
 
 import abc

@@ -232,23 +232,21 @@ def error_text(error: BaseException) -> str:
   return text[:300] or type(error).__name__
 
 
-def error_message(
-  kind: ErrorKind | None, address: str, operation: str, error: BaseException
-) -> str:
+def error_message(kind: ErrorKind | None, url: str, operation: str, error: BaseException) -> str:
   """Return the one-line message for an answer.
 
   Args:
-    address: the address of the object or directory.
+    url: the URL of the object or directory.
     operation: the operation that failed: `read`, `listed`, `written` or `deleted`.
   """
-  scheme, mark, path = address.partition("://")
+  scheme, mark, path = url.partition("://")
   text = error_text(error)
   if kind is ErrorKind.NO_BUCKET:
-    return f"{address}: bucket {scheme}{mark}{path.partition('/')[0]} {kind.value}"
+    return f"{url}: bucket {scheme}{mark}{path.partition('/')[0]} {kind.value}"
   if kind is ErrorKind.DAMAGED:
-    return f"{address}: {kind.value} ({text}); copy it again"
+    return f"{url}: {kind.value} ({text}); copy it again"
   reason = f"{kind.value} ({text})" if kind else text
-  message = f"{address}: cannot be {operation}: {reason}"
+  message = f"{url}: cannot be {operation}: {reason}"
   if kind is ErrorKind.REFUSED:
     provider = {"gcs": "gs", "s3a": "s3"}.get(scheme, scheme)
     right = _RIGHTS.get(provider, {}).get(operation, "the right to it")

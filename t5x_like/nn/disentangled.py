@@ -52,8 +52,8 @@ class DisentangledAttention(SelfAttention):
   """Self-attention of a `DisentangledStack`.
 
   Args:
-    attention: the layer whose attributes are copied; its scale must be that of a sum of three
-      products, 1 / sqrt(3 H).
+    attention: the layer whose attributes are copied; its scale must be 1 / sqrt(3 H), as logits are
+      sums of three products.
     buckets, max_distance: as in `DisentangledStack`.
   """
 

@@ -70,7 +70,7 @@ class LatentAttention(Attention):
     latent: the fields of `Latent`.
     make_norm: `(width, rngs) -> norm` of the latents.
 
-  The other arguments are those of `Attention`.
+  The other arguments are the same as for `Attention`.
 
   Raises:
     UserError: `latent` has an unknown field or a size that does not fit `dims` or the core, or the

@@ -35,8 +35,8 @@ def embed_in_chunks(
   """Return the outputs of a model for a batch, encoded in `chunks` parts one after the other.
 
   The backward pass encodes each part again, so memory holds the activations of only one part at a
-  time (Pham et al. 2021, section 4). The gradient equals that of the batch encoded at once, for a
-  third more computation.
+  time (Pham et al. 2021, section 4). The gradient is the same as if the batch were encoded at once;
+  the computation grows by a third.
   """
   if chunks == 1:
     return model.outputs(batch, key)

@@ -113,8 +113,8 @@ def token_losses(
 def masked_targets(batch: Batch) -> tuple[jax.Array, jax.Array]:
   """Return targets int32 and weights float32 [B, K] at `encoder_masked_positions`.
 
-  Without this feature, they are those of all positions, [B, S]. Unused slots of a row point to
-  position 0, which holds [CLS] and has no weight.
+  Without this feature, return the targets and weights of all positions, [B, S]. Unused slots of a
+  row point to position 0, which holds [CLS] and has no weight.
   """
   return gather_masked(batch, "encoder_target_tokens"), gather_masked(batch, "encoder_loss_weights")
 

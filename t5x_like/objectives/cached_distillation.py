@@ -16,15 +16,15 @@ class Objective(TokenDistillation):
   """`(1 - share) * CE(student, target) + share * KL(teacher || student)`; the teacher is not run.
 
   The divergence is over the teacher's k likeliest tokens and one event for all others together.
-  With k = V it is that of `token_distillation` at a temperature of 1. The metric `remainder` is the
-  probability of the others.
+  With k = V it equals the divergence of `token_distillation` at temperature 1. The metric
+  `remainder` is the probability of the others.
 
   Attributes:
     share: the teacher's share of the loss.
   """
 
   unit = "nats per target token"
-  likelihood = True  # `loss` is that of the targets alone
+  likelihood = True  # the reported `loss` is the cross-entropy of the targets only
   extra_features = ("teacher_tokens", "teacher_log_probabilities")
   reported_sums = ("loss", "correct", "distillation_loss", "agreement", "remainder")
   advice = (

@@ -21,7 +21,7 @@ from t5x_like.slots import PositiveInt
 class Objective(ImageTextObjective):
   """Cross-entropy of each image's text among all texts, and of each text's image among all images.
 
-  All texts and images are those of the global batch.
+  "All" means all of the global batch.
 
   Attributes:
     chunks: the number of parts in which a batch is encoded and compared; memory holds one part at a

@@ -26,7 +26,7 @@ class Objective(TokenDistillation):
   """
 
   unit = "nats per target token"
-  likelihood = True  # `loss` is that of the targets alone
+  likelihood = True  # the reported `loss` is the cross-entropy of the targets only
   reported_sums = ("loss", "correct", "distillation_loss", "agreement")
   teacher = True
 

@@ -372,14 +372,14 @@ def missing_store_message(path: str) -> str:
 
 
 def _describe_missing_store(directory: pathlib.Path) -> str:
-  """Return what a local path without a manifest holds, or the names that may have been meant."""
+  """Describe the content of a local path without a manifest, or suggest the names meant."""
   root = directory.parent
   if directory.is_dir():
     content = f"a directory without {manifests.FILE}"
-  elif _splits_of(root):
-    content = f"no such split; there are {', '.join(_splits_of(root))}"
+  elif _list_splits(root):
+    content = f"no such split; there are {', '.join(_list_splits(root))}"
   elif not root.exists() and root.parent.is_dir():
-    siblings = [child for child in root.parent.iterdir() if child.is_dir() and _splits_of(child)]
+    siblings = [child for child in root.parent.iterdir() if child.is_dir() and _list_splits(child)]
     candidates = [str(root.parent / child.name) for child in siblings]
     content = f"no such directory{did_you_mean(str(root), ['builtin', *candidates])}"
   else:
@@ -389,7 +389,7 @@ def _describe_missing_store(directory: pathlib.Path) -> str:
   return content
 
 
-def _splits_of(root: pathlib.Path) -> list[str]:
+def _list_splits(root: pathlib.Path) -> list[str]:
   """Return the names of the splits of a local store."""
   try:
     return sorted(child.name for child in root.iterdir() if (child / manifests.FILE).is_file())

@@ -33,7 +33,7 @@ def write_shard(root: AnyPath, name: str, arrays: Sequence[Array], items: Items)
   """Write the files of a shard, each in one operation, and describe the shard.
 
   Args:
-    root: the directory of the store, local or at an address.
+    root: the directory of the store, local or at a URL.
     name: name of the shard, digits.
     arrays: the arrays of the store; where the width is above 1, values are rows.
     items: at least one item.

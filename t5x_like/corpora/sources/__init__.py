@@ -140,7 +140,7 @@ class Source(abc.ABC):
     return None
 
   def matches_listing(self) -> bool:
-    """Return whether its files at addresses still have the sizes that they had on opening."""
+    """Return whether its files at URLs still have the sizes that they had on opening."""
     return True
 
   def modification_times(self, split: str) -> list[int | None]:

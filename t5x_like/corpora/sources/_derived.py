@@ -1,6 +1,6 @@
-"""The base of sources that derive their records from those of another source.
+"""The base of sources that derive their records from the records of another source.
 
-Parts, sizes and modification times are those of the other source; the facts add `_derivation`.
+Parts, sizes and modification times come from the other source; the facts add `_derivation`.
 """
 
 from collections.abc import Iterator

@@ -91,7 +91,7 @@ class Source(Base):
 
 
 def _name(folder: str) -> str:
-  """Return the name of a folder, or that of its parent if the folder is named after a split."""
+  """Return the name of a folder, or of its parent if the folder is named after a split."""
   parts = [part for part in folder.split("/") if part]
   if len(parts) > 1 and parts[-1] in SPLIT_WORDS:
     return parts[-2]

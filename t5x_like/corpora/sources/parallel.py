@@ -4,7 +4,7 @@ Record n consists of line n of each file.
 
 The pattern contains `{field}` and, unless all records belong to the split `train`, `{split}`, as in
 `corpus/{split}.{field}.gz`. Several patterns, separated by commas, are read one after another.
-`{a|b}` stands for a in the file of the first field and for b in that of the second, as in
+`{a|b}` stands for `a` in the first field's file and for `b` in the second field's, as in
 `newsdev2016-enro-{src|ref}.{field}.sgm`. The lines of a `.sgm` file are its segments.
 """
 

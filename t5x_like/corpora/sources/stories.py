@@ -2,9 +2,9 @@
 
 The fields are `article` and `highlights`.
 
-The files are lists of addresses, such as `all_train.txt`. The folders `cnn/stories` and
+The files are lists of URLs, such as `all_train.txt`. The folders `cnn/stories` and
 `dailymail/stories` of the archives are in the same folder as the lists or one folder above. The
-name of a story is the SHA-1 hash of its address. A line without a mark at its end gets a full stop,
+name of a story is the SHA-1 hash of its URL. A line without a mark at its end gets a full stop,
 and highlights are lines, as in TensorFlow datasets from 3.2.0. A story without an article or
 highlights is skipped.
 """
@@ -24,7 +24,7 @@ _PUBLISHERS = ("cnn", "dailymail")
 
 
 class Source(_files.FileSource):
-  """One record per address of a list."""
+  """A source with one record for each URL of a list."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     folder = os.path.dirname(globs.absolute_path(path))
@@ -47,15 +47,14 @@ class Source(_files.FileSource):
       if isinstance(line, Skip):
         yield where, line
         continue
-      address = line.strip()
-      publisher = next((name for name in _PUBLISHERS if f"{name}." in address), _PUBLISHERS[0])
-      story = f"{root}/{publisher}/stories/{hashlib.sha1(address.encode()).hexdigest()}.story"
-      if address and not as_path(story).exists():
+      url = line.strip()
+      publisher = next((name for name in _PUBLISHERS if f"{name}." in url), _PUBLISHERS[0])
+      story = f"{root}/{publisher}/stories/{hashlib.sha1(url.encode()).hexdigest()}.story"
+      if url and not as_path(story).exists():
         raise UserError(
-          f"{where}: found no story of {address[:80]}, expected the file {story}; "
-          "unpack both archives"
+          f"{where}: found no story of {url[:80]}, expected the file {story}; unpack both archives"
         )
-      if address:
+      if url:
         text = _files.read_text(story)
         yield where, text if isinstance(text, Skip) else _record(text)
 

@@ -2,8 +2,8 @@
 
 The fields are `text` and `label`.
 
-The layout is that of `folders`; a file is a text in UTF-8, and files of other kinds than `.txt` are
-left out where there are some.
+The layout is the same as for `folders`. A file is a text in UTF-8; if there are `.txt` files, all
+other files are left out.
 """
 
 from collections.abc import Iterator

@@ -50,8 +50,8 @@ def _builder(spec: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
   """Return `tfds.builder` for datasets that need no code or whose code is installed.
 
   Raises:
-    UserError: it is a community dataset, which has its own code, and `--trust` is not set. Other
-      errors are those of `tfds.builder`.
+    UserError: it is a community dataset, which has its own code, and `--trust` is not set.
+      `tfds.builder` may raise other errors.
   """
   _gate_features()
   name, _ = tfds.core.naming.parse_builder_name_kwargs(spec)

@@ -292,7 +292,7 @@ def _concatenate(
 
 
 def _path(name: str, field: str, where: str, folder: str, directories: tuple[str, ...]) -> str:
-  """Return the path or address of a record's image.
+  """Return the path or URL of a record's image.
 
   Raises:
     UserError: the path is not below `folder` or, without one, below the current directory or a
@@ -323,7 +323,7 @@ def _check(data: bytes | Skip, record: Record | Skip) -> tuple[bytes, str] | Ski
 def _bytes(
   record: Record | Skip, field: str, where: str, folder: str, directories: tuple[str, ...]
 ) -> bytes | Skip:
-  """Return the encoded image of a record; `directories` are those of the source's files."""
+  """Return the encoded image of a record; `directories` hold the files of the source."""
   if isinstance(record, Skip):
     return record
   image = field_value(record, field, where)

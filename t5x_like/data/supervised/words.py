@@ -38,7 +38,7 @@ def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[t
   If the ids do not spell the word, each token covers all of it.
   """
   if hasattr(vocabulary, "encode_with_offsets"):
-    for lead in ("", " "):  # the ids may be those of the word after a space
+    for lead in ("", " "):  # the ids may be of the word alone or of the word after a space
       encoded, spans = vocabulary.encode_with_offsets(lead + word)
       if encoded == list(ids):
         spans = [(max(begin - len(lead), 0), end - len(lead)) for begin, end in spans]

@@ -219,5 +219,5 @@ def _offsets_in_rows(size_n: np.ndarray, row_n: np.ndarray) -> np.ndarray:
 
 
 def _call_on_host(function: Callable, types: list, *arguments: tf.Tensor) -> list[tf.Tensor]:
-  """Run a NumPy function on the host; `types` are those of its results."""
+  """Run a NumPy function on the host; `types` are the dtypes of its results."""
   return tf.numpy_function(function, arguments, types, stateful=False)

@@ -54,7 +54,7 @@ class Arguments(TaskArguments):
   """The arguments of a task on stored examples.
 
   Attributes:
-    store: the directory with a store of each split, local or at an address; or `builtin`.
+    store: the directory with a store of each split, local or at a URL; or `builtin`.
     verify: the checks on opening, see `Store.open`.
   """
 

@@ -156,7 +156,7 @@ def _attend_forward(grid, ring: DeviceRing, *arguments):
 def _attend_backward(grid, ring: DeviceRing, residuals, d_out):
   q, k, v, schemes, mask, key, device_slice, out, log_sum = residuals
 
-  def gradients_of(piece):
+  def piece_gradients(piece):
     k, v, fields = piece
     piece_mask = dataclasses.replace(mask, **fields)
     piece_residuals = (q, k, v, schemes, piece_mask, key, device_slice, out, log_sum)
@@ -165,11 +165,11 @@ def _attend_backward(grid, ring: DeviceRing, residuals, d_out):
   def step(carry, _):
     piece, dq, dk, dv, d_schemes = carry
     piece, dk, dv = ring.pass_on((piece, dk, dv))
-    sums = jax.tree.map(jnp.add, (dq, dk, dv, d_schemes), gradients_of(piece))
+    sums = jax.tree.map(jnp.add, (dq, dk, dv, d_schemes), piece_gradients(piece))
     return (piece, *sums), None
 
   piece = k, v, {name: getattr(mask, name) for name in _KEY_FIELDS}
-  start = (piece, *gradients_of(piece))
+  start = (piece, *piece_gradients(piece))
   (_, dq, dk, dv, d_schemes), _ = jax.lax.scan(step, start, length=ring.size - 1)
   dk, dv = ring.pass_on((dk, dv))  # back to the devices that hold these keys
   gradients = (dq, dk, dv, d_schemes)

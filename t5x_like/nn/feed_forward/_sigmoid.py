@@ -11,8 +11,8 @@ that gradient. The load is therefore summed over microbatches, devices and stage
 gradients, and a rejected step moves no bias. The load is scaled by 2^-70, which keeps its sign and
 makes it too small to change the global norm by which gradients are clipped.
 
-In shapes, E is the experts, k those of a token, G the groups, g the best groups, and X the experts
-of a group.
+In shapes, E is the experts, k the experts of a token, G the groups, g the best groups, and X the
+experts of a group.
 """
 
 import dataclasses

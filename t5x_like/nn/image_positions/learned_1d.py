@@ -61,9 +61,9 @@ class LearnedPatches(LearnedPosition):
 def cubic_weights(old: int, new: int, antialias: bool = False) -> np.ndarray:
   """Return the weights of cubic interpolation from `old` to `new` cells: float32 [new, old].
 
-  Both rows of cells have the same total length. The kernel is that of torch's `bicubic` mode. It
-  has a = -0.75 and repeats the cells at the border. With `antialias`, it has a = -0.5, leaves out
-  cells beyond the border, and becomes wider if there are fewer new cells than old.
+  Both rows of cells have the same total length. The kernel is the same as in torch's `bicubic`
+  mode: it has a = -0.75 and repeats the cells at the border. With `antialias`, it has a = -0.5,
+  leaves out cells beyond the border, and becomes wider if there are fewer new cells than old.
   """
   a = -0.75
   width = 1.0

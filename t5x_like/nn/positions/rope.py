@@ -231,7 +231,7 @@ def _rotate(
 
 
 def _swap_pairs(interleaved: bool, x_BTNR: jax.Array) -> jax.Array:
-  """Return the channels with those of each pair swapped."""
+  """Swap the two channels of each pair."""
   half = x_BTNR.shape[-1] // 2
   if platform() == "tpu":  # a product that moves lanes, exactly
     channels = np.arange(2 * half)

@@ -4,7 +4,7 @@ They have twice the rate of bfloat16 on NVIDIA GPUs since Hopper and Ada, and on
 
 Inputs and kernels are rounded to e4m3, whose steps are fine, and gradients to e5m2, whose range is
 wide (Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433, section 3). All three products of
-a projection multiply them. The formats are those of H100 and of OCP: `float8_e4m3fn` and
+a projection multiply them. The formats are the same as on H100 and in OCP: `float8_e4m3fn` and
 `float8_e5m2`.
 
 Scales come from the values themselves, not from the largest values of earlier steps ("delayed

@@ -65,7 +65,7 @@ def package(documents: Sequence[Document]) -> list[Record]:
 def halves(documents: Sequence[Document]) -> list[Record]:
   """Return records of the task `halves`.
 
-  Every second document keeps its second half, the others take that of the next document.
+  Every second document keeps its second half; the others get the second half of the next document.
   """
   pairs = []
   for document in documents:
