@@ -332,15 +332,6 @@ def test_the_check_may_be_switched_off(tmp_path, program):
   assert "/own/recipe.py" in (tmp_path / "manifest").read_text()
 
 
-def test_the_image_has_what_the_manifest_runs():
-  lines = (REPO / "launch" / "Dockerfile").read_text().splitlines()
-  copied = {
-    argument for line in lines if line.startswith("COPY") for argument in line.split()[1:-1]
-  }
-  assert copied >= {"t5x_like", "configs", "launch", "tools", "requirements.txt", "constraints.txt"}
-  assert all((REPO / argument).exists() for argument in copied)
-
-
 # The check before
 
 
