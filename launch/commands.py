@@ -35,6 +35,21 @@ EXIT_NO_ANSWER = 124  # the exit code of timeout(1)
 QUERY_SECONDS = 120.0  # limit of a command that only reads a state
 COMMAND_SECONDS = 600.0  # limit of a command that changes something
 _KILL_SECONDS = 10.0
+KEY_VARIABLE = "T5X_LIKE_JOB_KEY"  # the secret of a job's processes
+# Runs a command that ends with its parent: on Linux the kernel kills it when that exits
+# (prctl 1 is PR_SET_PDEATHSIG, 9 is SIGKILL; the setting survives exec).
+_CHILD_PROGRAM = """
+import ctypes, os, sys
+if sys.platform == "linux":
+  ctypes.CDLL(None).prctl(1, 9)
+  if os.getppid() != int(sys.argv[1]): sys.exit(1)
+try:
+  os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+  message = f"{sys.argv[2]}: {error.strerror}; give a command that exists after --"
+  print(f"error: {message}", file=sys.stderr)
+  sys.exit(2)
+"""
 
 
 @dataclass(frozen=True)
@@ -270,7 +285,7 @@ def job_key_line() -> str:
   Processes that connect to the coordinator's port without it are ignored
   (`t5x_like.parallel.distributed`).
   """
-  return f"export T5X_LIKE_JOB_KEY={secrets.token_hex(16)}"
+  return f"export {KEY_VARIABLE}={secrets.token_hex(16)}"
 
 
 _CLIENTS = {"gs": "gcs", "s3": "s3"}  # extras of pyproject.toml by the scheme of the workdir
@@ -314,9 +329,27 @@ def install_lines(extras: str, project: str, venv: str) -> str:
   )
 
 
-def preflight_line(job: Job) -> str:
-  """Return the command that checks a host before its job, quoted for a shell script."""
-  return quote("python", "-m", "launch.preflight", f"--workdir={job.workdir}")
+def preflight_line(job: Job, platform: str | None = None) -> str:
+  """Return the command that checks a host before its job, quoted for a shell script.
+
+  Args:
+    platform: expected platform of jax, `tpu` or `gpu`; None for any.
+  """
+  platform_flags = [f"--platform={platform}"] if platform else []
+  return quote("python", "-m", "launch.preflight", f"--workdir={job.workdir}", *platform_flags)
+
+
+def member_line(job: Job, platform: str, limits: dict[str, float]) -> str:
+  """Return the program of a host of an elastic job, quoted for a shell script.
+
+  Args:
+    platform: `tpu` for slices that libtpu connects.
+    limits: flags of launch/member.py.
+  """
+  flags = [f"--{name}={value:g}" for name, value in limits.items()]
+  meeting = f"--meeting={job.workdir.rstrip('/')}/elastic"
+  platform_flags = [f"--platform={platform}"] if platform else []
+  return quote("python", "-m", "launch.member", meeting, *platform_flags, *flags)
 
 
 def parse_answer(process: subprocess.CompletedProcess, kind: type, command: str) -> Any:
@@ -442,14 +475,20 @@ class Shell:
 
 def _end_group(process: subprocess.Popen) -> None:
   """End a process and its children by TERM and, after `_KILL_SECONDS`, by KILL."""
-  _signal_group(process, signal.SIGTERM)
+  signal_group(process, signal.SIGTERM)
   with contextlib.suppress(subprocess.TimeoutExpired):
     process.wait(_KILL_SECONDS)
-  _signal_group(process, signal.SIGKILL)
+  signal_group(process, signal.SIGKILL)
   process.wait()
 
 
-def _signal_group(process: subprocess.Popen, number: int) -> None:
+def bind_to_this_process(command: Sequence[str]) -> list[str]:
+  """Return a form of the command that the kernel kills when this process ends (on Linux)."""
+  return [sys.executable, "-c", _CHILD_PROGRAM, str(os.getpid()), *command]
+
+
+def signal_group(process: subprocess.Popen, number: int) -> None:
+  """Send a signal to a process and its children, if they still exist."""
   with contextlib.suppress(ProcessLookupError):
     os.killpg(process.pid, number)
 

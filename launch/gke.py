@@ -12,6 +12,9 @@ end it (docs/reference/exit-codes.md). The same command replaces a finished or f
 continues the run. Secrets come from a Kubernetes secret (--secret), never from the command line.
 `status`, `logs` and `stop` take the same flags.
 
+With --slices=N --least_slices=M, N - M lost slices are a pause: the others go on, and the pods of a
+lost slice wait for new nodes and join again (launch/member.py).
+
 Only the JobSet is created. Its pods end with it, at the latest `--max_hours` after a start, and a
 finished JobSet is removed after a week. Nodes are billed as long as they exist. A node pool with
 autoscaling removes its nodes; other node pools keep them.
@@ -22,6 +25,7 @@ import json
 import math
 import pathlib
 import posixpath
+import re
 import sys
 
 if __package__ in (None, ""):
@@ -35,10 +39,19 @@ from t5x_like.redaction import redact_tree
 _KIND = "jobsets.jobset.x-k8s.io"
 _UNKNOWN = "unknown"
 _IMAGE_FOLDERS = ("t5x_like", "configs", "launch", "tools")  # copied by launch/Dockerfile
+_IMAGE = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")
 _WEEK_SECONDS = 7 * 24 * 3600
 _STOP_SECONDS = 600.0  # in addition to the grace period
 # Disks and memory of a node in which a job may have a directory. The rest belongs to the system.
 _HOST_FOLDERS = ("/dev/shm", "/mnt/disks", "/tmp", "/var/tmp")
+# Variables of the pods of an elastic job, from fields of the pod.
+_POD_FIELDS = {
+  "SLICE": "metadata.labels['jobset.sigs.k8s.io/job-index']",
+  "RESTART": "metadata.labels['jobset.sigs.k8s.io/restart-attempt']",
+  "HOST_ADDRESS": "status.podIP",
+}
+# Appended to the secret of the processes: a JobSet that starts again is another meeting of hosts.
+_RESTART_SUFFIX = '"-$RESTART"'
 _ONE_SLICE_A_POOL = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 
 
@@ -47,7 +60,7 @@ def manifest(job: Job, args) -> dict:
   metadata = {"name": job.name}
   if not _is_gpu(args):
     metadata["annotations"] = _ONE_SLICE_A_POOL
-  return {
+  jobset = {
     "apiVersion": "jobset.x-k8s.io/v1alpha2",
     "kind": "JobSet",
     "metadata": metadata,
@@ -73,30 +86,37 @@ def manifest(job: Job, args) -> dict:
       ],
     },
   }
+  if _is_elastic(args):
+    # The processes of all slices end together. A slice that is lost at that moment is not awaited.
+    jobset["spec"]["successPolicy"] = {"operator": "Any"}
+  return jobset
 
 
 def _slice_job(job: Job, args) -> dict:
   """Return the Kubernetes job of one slice."""
   hosts, devices, node_labels = _gpus(args) if _is_gpu(args) else _tpus(args)
   container = _container(job, args, hosts, devices)
+  rules = [
+    {
+      "action": "FailJob",
+      "onExitCodes": {
+        "containerName": "train",
+        "operator": "In",
+        "values": sorted(EXITS_NOT_RESTARTED),
+      },
+    }
+  ]
+  if _is_elastic(args):
+    # Pods of a lost node are created again, and wait for a new node while the others train.
+    lost_node = {"type": "DisruptionTarget", "status": "True"}
+    rules.insert(0, {"action": "Ignore", "onPodConditions": [lost_node]})
   return {
     "parallelism": hosts,
     "completions": hosts,
     "completionMode": "Indexed",
     "backoffLimit": 0,
     "activeDeadlineSeconds": math.ceil(3600 * args.max_hours),
-    "podFailurePolicy": {
-      "rules": [
-        {
-          "action": "FailJob",
-          "onExitCodes": {
-            "containerName": "train",
-            "operator": "In",
-            "values": sorted(EXITS_NOT_RESTARTED),
-          },
-        }
-      ]
-    },
+    "podFailurePolicy": {"rules": rules},
     "template": {
       "metadata": {"labels": {"app": job.name}},
       "spec": _pod(args, container, node_labels),
@@ -129,10 +149,11 @@ def _pod(args, container: dict, node_labels: dict) -> dict:
 
 def _container(job: Job, args, hosts: int, devices: dict) -> dict:
   """Return the container that checks its host and then runs the train command."""
-  command = (
-    f"{commands.job_key_line()}; {commands.preflight_line(job)} && "
-    f"exec {commands.quote(*job.command)}"
-  )
+  platform = "gpu" if _is_gpu(args) else "tpu"
+  train = f"{commands.preflight_line(job, platform)} && exec {commands.quote(*job.command)}"
+  command = f"{commands.job_key_line()}; {train}"
+  if _is_elastic(args):
+    command = f"{commands.job_key_line()}{_RESTART_SUFFIX}; {_member_line(job, args, hosts, train)}"
   environment = dict(job.environment)
   if _is_gpu(args):  # On a TPU slice jax finds the hosts itself.
     command = f'export JAX_PROCESS_ID="$JOB_COMPLETION_INDEX"; {command}'
@@ -150,9 +171,26 @@ def _container(job: Job, args, hosts: int, devices: dict) -> dict:
     "resources": {"requests": devices, "limits": devices},
     "ports": [{"containerPort": port, "protocol": "TCP"} for port in (8471, 8476, 8080)],
   }
+  if _is_elastic(args):
+    for name, field in _POD_FIELDS.items():
+      variables.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}})
   if args.secret:
     container["envFrom"] = [{"secretRef": {"name": args.secret}}]
   return container
+
+
+def _member_line(job: Job, args, hosts: int, train: str) -> str:
+  """Return the command of a host of an elastic job, with the train command as its argument."""
+  limits = {
+    "slices": args.slices,
+    "hosts_per_slice": hosts,
+    "least_slices": args.least_slices,
+    "restarts": args.restarts,
+    "grace_seconds": args.grace_seconds,
+  }
+  member = commands.member_line(job, "tpu", limits)
+  pod_flags = '--slice="$SLICE" --worker="$JOB_COMPLETION_INDEX" --address="$HOST_ADDRESS"'
+  return f"exec {member} {pod_flags} -- bash -c {commands.quote(train)}"
 
 
 def _permission_container(container: dict, directory: str) -> dict:
@@ -171,6 +209,11 @@ def _permission_container(container: dict, directory: str) -> dict:
 
 def _is_gpu(args) -> bool:
   return args.accelerator.startswith("nvidia")
+
+
+def _is_elastic(args) -> bool:
+  """Return whether the job may train with fewer slices than it has."""
+  return args.least_slices is not None and args.least_slices < args.slices
 
 
 def _tpus(args) -> tuple[int, dict, dict]:
@@ -218,6 +261,39 @@ def state(name: str, shell: Shell) -> tuple[str | None, str]:
     if condition.get("status") == "True" and condition.get("type") in ("Completed", "Failed"):
       return condition["type"], last_line(str(condition.get("message", "")))
   return "Running", ""
+
+
+def waiting_reasons(name: str, shell: Shell) -> list[str]:
+  """Return why pods of a JobSet do not run: each reason once, with the number of its pods."""
+  done = shell.run(["kubectl", "get", "pods", _pod_selector(name), "--output=json"], is_query=True)
+  if shell.dry_run:
+    return []
+  if done.returncode:
+    raise _failure("get pods", done.stderr)
+  counts: dict[str, int] = {}
+  for pod in parse_answer(done, dict, "kubectl get pods").get("items") or []:
+    reason = _waiting_reason(pod.get("status") or {})
+    if reason:
+      counts[reason] = counts.get(reason, 0) + 1
+  return [f"{count} pods wait: {reason}" for reason, count in counts.items()]
+
+
+def _waiting_reason(status: dict) -> str:
+  """Return why a pod does not run: its image, or no node; "" if neither is the reason."""
+  containers = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+  for container in containers:
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    if "Image" in str(waiting.get("reason")):
+      image = container.get("image")
+      return f"{waiting['reason']}: {image} cannot be pulled; push it, or see --image"
+  for condition in status.get("conditions") or []:
+    if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+      return f"no node: {last_line(str(condition.get('message', '')))}"
+  return ""
+
+
+def _pod_selector(name: str) -> str:
+  return f"--selector=jobset.sigs.k8s.io/jobset-name={name}"
 
 
 def start(job: Job, args, shell: Shell) -> int:
@@ -328,6 +404,11 @@ def _make_parser() -> commands.Parser:
   parser.add_argument(
     "--slices", type=_positive, default=1, help="number of TPU slices (default: 1)"
   )
+  parser.add_argument(
+    "--least_slices",
+    type=_positive,
+    help="fewest TPU slices that train while others are lost (default: all)",
+  )
   parser.add_argument("--spot", action="store_true", help="use spot nodes")
   parser.add_argument(
     "--restarts",
@@ -372,8 +453,15 @@ def _check_start(args) -> None:
     raise UserError(
       "--image is missing: docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE"
     )
+  if not _IMAGE.fullmatch(args.image):
+    raise UserError(
+      f"--image={args.image}: expected the name of an image in a registry, such as "
+      "us-docker.pkg.dev/PROJECT/training/t5x_like:1"
+    )
   if _is_gpu(args) and args.slices > 1:
     raise UserError(f"--slices={args.slices}: GPUs have none; give --nodes={args.slices}")
+  if args.least_slices is not None and args.least_slices > args.slices:
+    raise UserError(f"--least_slices={args.least_slices}: expected at most --slices={args.slices}")
   if not all(size.isdecimal() and int(size) for size in args.topology.split("x")):
     raise UserError(f"--topology={args.topology}: expected a shape such as 4x4 or 2x2x4")
 
@@ -395,13 +483,22 @@ def main(argv: list[str] | None = None) -> int:
     log(f"{job.name} is deleted; nodes of a pool without autoscaling remain, and are billed")
     return 0
   if args.action == "logs":
-    pods = f"--selector=jobset.sigs.k8s.io/jobset-name={job.name}"
     return shell.stream(
-      ["kubectl", "logs", pods, "--prefix", "--tail=200", "--max-log-requests=512"]
+      [
+        "kubectl",
+        "logs",
+        _pod_selector(job.name),
+        "--prefix",
+        "--tail=200",
+        "--max-log-requests=512",
+      ]
     )
   current_state, reason = state(job.name, shell)
   line = f"{job.name}: {(current_state or 'no such JobSet').lower()}"
   print(f"{line}: {reason}" if reason else line)
+  if current_state == "Running":
+    for reason in waiting_reasons(job.name, shell):
+      print(f"{job.name}: {reason}")
   return 0
 
 

@@ -9,17 +9,16 @@ wait that doubles from 1 s to 60 s. The launcher returns some exit codes without
 error), 3 (numeric), 4 (damage) and 75 (preempted, state saved).
 
 With --slices=N the processes simulate the hosts of N TPU slices. After a process was killed, the
-restart includes its slice by default. With --least_slices=M the job continues without that slice as
-long as M slices remain; the launcher's next run starts all slices. T5X_LIKE_HOST is the number of a
-process's host, which does not change when processes are renumbered. A path with $T5X_LIKE_HOST
-therefore names a disk of one host. SIGTERM and SIGINT are passed to the processes. If the launcher
-dies, its processes die with it.
+restart includes its slice by default. With --least_slices=M the job continues without that slice
+while M slices remain, and adds the slice when it returns, --return_seconds later or at SIGUSR1
+(launch/member.py). T5X_LIKE_HOST is the number of a process's host, which does not change when
+processes are renumbered. A path with $T5X_LIKE_HOST therefore names a disk of one host. SIGTERM and
+SIGINT are passed to the processes. If the launcher dies, its processes die with it.
 """
 
 import argparse
 import os
 import pathlib
-import re
 import secrets
 import signal
 import socket
@@ -32,7 +31,9 @@ from dataclasses import dataclass, field
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from launch.commands import format_command
+from launch import local_slices
+from launch.commands import bind_to_this_process, format_command
+from launch.simulated_hosts import copy_lines, simulated_devices
 from t5x_like.errors import (
   EXIT_PREEMPTED,
   EXIT_TRANSIENT,
@@ -40,28 +41,6 @@ from t5x_like.errors import (
   UserError,
   handle_errors,
 )
-
-_DEVICE_FLAG = "--xla_force_host_platform_device_count"
-# Variables of another job, which processes must not inherit.
-_FOREIGN_VARIABLES = (
-  "JAX_COORDINATOR_BIND_ADDRESS",
-  "JAX_COORDINATOR_PORT",
-  "JAX_LOCAL_DEVICE_IDS",
-)
-# Runs a command that ends with the launcher: on Linux the kernel kills it when its parent exits
-# (prctl 1 is PR_SET_PDEATHSIG, 9 is SIGKILL; the setting survives exec).
-_CHILD_PROGRAM = """
-import ctypes, os, sys
-if sys.platform == "linux":
-  ctypes.CDLL(None).prctl(1, 9)
-  if os.getppid() != int(sys.argv[1]): sys.exit(1)
-try:
-  os.execvp(sys.argv[2], sys.argv[2:])
-except OSError as error:
-  message = f"{sys.argv[2]}: {error.strerror}; give a command that exists after --"
-  print(f"error: {message}", file=sys.stderr)
-  sys.exit(2)
-"""
 
 
 @dataclass
@@ -84,8 +63,6 @@ class Launcher:
   Attributes:
     command: command that each process runs.
     processes: number of processes, one per simulated host.
-    slices: number of simulated slices, which divides `processes`.
-    least_slices: smallest number of slices with which the job continues without a lost slice.
     devices_per_process: number of simulated CPU devices of a process.
     port: port of the coordinator; None selects a free port in every attempt.
     grace_seconds: time between SIGTERM and SIGKILL when a failed attempt is stopped.
@@ -93,14 +70,11 @@ class Launcher:
 
   command: list[str]
   processes: int
-  slices: int
-  least_slices: int
   devices_per_process: int
   port: int | None
   grace_seconds: float
   _children: list[subprocess.Popen] = field(default_factory=list)
   _signals: list[int] = field(default_factory=list)
-  _hosts: list[int] = field(default_factory=list)  # host of each process
 
   def run(self, restarts: int) -> int:
     """Run until all processes succeed, an error is not restarted, or the restarts are used up.
@@ -119,11 +93,10 @@ class Launcher:
 
   def _run_attempts(self, restarts: int) -> int:
     failures = 0
-    self._hosts = list(range(self.processes))
     while True:
       attempt = self._attempt()
       if attempt.failed_index is None:
-        _log(f"all {len(self._hosts)} processes ended well ({failures} failures before)")
+        _log(f"all {self.processes} processes ended well ({failures} failures before)")
         return 0
       process_code = attempt.codes[attempt.failed_index]
       code = _exit_code(process_code)
@@ -142,8 +115,6 @@ class Launcher:
         reason = "stopped by a signal" if self._signals else f"{restarts} restarts allowed"
         _log(f"not restarting: {reason} ({failures} failures, 0 preemptions)")
         return code
-      if process_code == -signal.SIGKILL:
-        self._drop_slice_of(attempt.failed_index)
       wait = min(60, 2 ** (failures - 1))
       _log(f"restart {failures} of {restarts} in {wait} s")
       self._wait(wait)
@@ -171,12 +142,10 @@ class Launcher:
     readers = []
     self._children = []
     try:
-      for index, host in enumerate(self._hosts):
+      for index in range(self.processes):
         child = subprocess.Popen(
-          [sys.executable, "-c", _CHILD_PROGRAM, str(os.getpid()), *self.command],
-          env=_environment(
-            os.environ, index, len(self._hosts), self.devices_per_process, port, host, key
-          ),
+          bind_to_this_process(self.command),
+          env=_environment(os.environ, index, self.processes, self.devices_per_process, port, key),
           stdin=subprocess.DEVNULL,
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
@@ -184,7 +153,7 @@ class Launcher:
         )
         self._children.append(child)
         reader = threading.Thread(
-          target=_copy_lines, args=(child.stdout, f"[p{index}] "), daemon=True
+          target=copy_lines, args=(child.stdout, f"[p{index}] "), daemon=True
         )
         reader.start()
         readers.append(reader)
@@ -257,7 +226,7 @@ class Launcher:
 
 
 def _environment(
-  base, index: int, processes: int, devices: int, port: int, host: int, key: str
+  base, index: int, processes: int, devices: int, port: int, key: str
 ) -> dict[str, str]:
   """Return the environment variables of one process.
 
@@ -267,27 +236,15 @@ def _environment(
     processes: number of processes of the job.
     devices: number of simulated CPU devices of the process.
     port: port of the coordinator.
-    host: number of the process's host.
     key: secret of the job.
   """
-  env = {name: value for name, value in base.items() if name not in _FOREIGN_VARIABLES}
-  flags = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
-  return env | {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": f"{flags} {_DEVICE_FLAG}={devices}".strip(),
+  return simulated_devices(base, devices) | {
     "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
     "JAX_NUM_PROCESSES": str(processes),
     "JAX_PROCESS_ID": str(index),
-    "T5X_LIKE_HOST": str(host),
+    "T5X_LIKE_HOST": str(index),
     "T5X_LIKE_JOB_KEY": key,
-    "PYTHONUNBUFFERED": "1",
   }
-
-
-def _copy_lines(stream, prefix: str) -> None:
-  for line in stream:
-    sys.stdout.buffer.write(prefix.encode() + line.rstrip(b"\r\n") + b"\n")
-    sys.stdout.buffer.flush()
 
 
 def _free_port() -> int:
@@ -336,6 +293,19 @@ def _make_parser() -> argparse.ArgumentParser:
     help="fewest slices with which to continue after a loss (default: all)",
   )
   parser.add_argument(
+    "--return_seconds",
+    type=float,
+    default=60,
+    help="with --least_slices: time until a lost slice is there again (default 60)",
+  )
+  parser.add_argument(
+    "--rejoin_seconds",
+    type=float,
+    default=10,
+    help="with --least_slices: shortest time between a start and the return of a slice "
+    "(default 10)",
+  )
+  parser.add_argument(
     "--restarts", type=int, default=0, help="number of restarts after failures (default 0)"
   )
   parser.add_argument("--port", type=int, help="the coordinator's port (default: a free one)")
@@ -360,7 +330,7 @@ def _check_flags(args) -> None:
   for name in ("processes", "devices_per_process", "slices", "least_slices"):
     if getattr(args, name) < 1:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
-  for name in ("restarts", "grace_seconds"):
+  for name in ("restarts", "grace_seconds", "return_seconds", "rejoin_seconds"):
     if getattr(args, name) < 0:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least 0")
   if args.processes % args.slices:
@@ -376,9 +346,7 @@ def _print_commands(args, command: list[str]) -> None:
   """Print the command and the variables of each process."""
   port = args.port or _free_port()
   for index in range(args.processes):
-    variables = _environment(
-      {}, index, args.processes, args.devices_per_process, port, index, "***"
-    )
+    variables = _environment({}, index, args.processes, args.devices_per_process, port, "***")
     assignments = [f"{name}={value}" for name, value in variables.items()]
     print("$", format_command(["env", *assignments, *command]))
 
@@ -400,11 +368,11 @@ def main(argv: list[str] | None = None) -> int:
   if args.dry_run:
     _print_commands(args, command)
     return 0
+  if args.least_slices < args.slices:
+    return local_slices.run(args, command)
   launcher = Launcher(
     command=command,
     processes=args.processes,
-    slices=args.slices,
-    least_slices=args.least_slices,
     devices_per_process=args.devices_per_process,
     port=args.port,
     grace_seconds=args.grace_seconds,

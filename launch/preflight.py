@@ -2,11 +2,12 @@
 
   python -m launch.preflight --workdir=gs://bucket/run
 
-It runs on every host and connects the hosts as the training command does. Each device multiplies
-two matrices with a known product. All devices add up their numbers by an all-reduce of a large
-buffer. A file is written to the workdir, read and removed. The local disk must have room. Each
-check prints one line per host; the exit code is then 0. A failed check prints one line with the
-host and device and ends with an exit code of docs/reference/exit-codes.md.
+It runs on every host and connects the hosts as the training command does. jax must use the expected
+accelerator (--platform). Each device multiplies two matrices with a known product. All devices add
+up their numbers by an all-reduce of a large buffer. A file is written to the workdir, read and
+removed. The local disk must have room. Each check prints one line per host; the exit code is then
+0. A failed check prints one line with the host and device and ends with an exit code of
+docs/reference/exit-codes.md.
 """
 
 import argparse
@@ -56,6 +57,27 @@ def check_devices() -> str:
       )
   kind = jax.local_devices()[0].device_kind
   return f"{jax.local_device_count()} devices compute right ({kind})"
+
+
+def check_platform(platform: str) -> str:
+  """Check that jax uses the accelerator of the job, and not the CPU in its place.
+
+  Args:
+    platform: `tpu`, `gpu` or `cpu`.
+
+  Raises:
+    UserError: jax uses another platform.
+  """
+  import jax
+
+  backend = jax.default_backend()
+  if backend != platform:
+    extra = {"tpu": "tpu", "gpu": "cuda12"}.get(platform, "")
+    raise UserError(
+      f"--platform={platform}: jax of {socket.gethostname()} found {backend} devices only; install "
+      f"the extra {extra}, in an image by --build-arg EXTRAS={extra},gcs, or see the driver"
+    )
+  return f"jax uses the {platform}"
 
 
 def check_links(devices: int | None) -> str:
@@ -174,6 +196,9 @@ def main(argv: list[str] | None = None) -> None:
   )
   parser.add_argument("--devices", type=int, help="expected number of devices of all hosts")
   parser.add_argument(
+    "--platform", choices=("tpu", "gpu", "cpu"), help="expected platform (default: any)"
+  )
+  parser.add_argument(
     "--free_gigabytes",
     type=float,
     default=5,
@@ -204,6 +229,8 @@ def check_host(args: argparse.Namespace) -> None:
   from t5x_like.runtime import process
 
   process.prepare()
+  if args.platform is not None:
+    results.append(check_platform(args.platform))
   results += [check_devices(), check_links(args.devices)]
   for line in results:
     print(f"preflight {socket.gethostname()}: {line}", flush=True)

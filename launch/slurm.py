@@ -8,9 +8,14 @@ or running. SLURM sends TERM before the time is over and on preemption. The run 
 with exit code 75. After this code, and after failures that another start may cure, the job returns
 to the queue under the same number, up to `--restarts` times. Other exit codes end it
 (docs/reference/exit-codes.md). Running the same command later continues the run. `status`, `logs`
-and `stop`, which lets the run save, take the same flags. Other options of sbatch are given as
---sbatch=--OPTION=VALUE. A job uses its nodes until it ends, each time for at most --time or the
-limit of the partition. Nothing else is created.
+and `stop`, which lets the run save, take the same flags.
+
+With --slices=N, the job is N batch jobs of --nodes nodes, whose tasks meet in the workdir
+(launch/member.py). With --least_slices=M, M of them train while the others are queued or lost. A
+lost one returns to the queue, and its slice joins again when it runs.
+
+Other options of sbatch are given as --sbatch=--OPTION=VALUE. A job uses its nodes until it ends,
+each time for at most --time or the limit of the partition. Nothing else is created.
 """
 
 import pathlib
@@ -23,7 +28,13 @@ if __package__ in (None, ""):
 
 from launch import commands
 from launch.commands import Job, Shell, last_line, log
-from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, handle_errors
+from t5x_like.errors import (
+  EXIT_TRANSIENT,
+  EXITS_NOT_RESTARTED,
+  TransientError,
+  UserError,
+  handle_errors,
+)
 
 _SRUN = "srun --kill-on-bad-exit=1"
 # Runs the command of a task; $0 is the file `_FATAL_CODES`. The first task that fails ends the
@@ -43,15 +54,30 @@ _STOP = "slurm.stop"  # if it exists, a job that ends does not return to the que
 _FATAL_CODES = "slurm.code"  # exit codes of tasks that another start cannot cure
 
 
-def script(job: Job, args, log_path: str) -> str:
+def job_names(job: Job, args) -> list[str]:
+  """Return the names of the batch jobs: one, or one for each slice."""
+  if args.slices == 1:
+    return [job.name]
+  return [f"{job.name}-{number}" for number in range(args.slices)]
+
+
+def script(
+  job: Job, args, log_path: str, slice_: int | None = None, key_line: str | None = None
+) -> str:
   """Return the batch script, which runs the command once for each task.
 
-  Tasks connect to each other through SLURM's environment variables.
+  Tasks connect to each other through SLURM's environment variables; with slices, through
+  launch/member.py.
+
+  Args:
+    slice_: number of the slice that the batch job is; None for a job without slices.
+    key_line: sets the secret of the processes, the same for all slices; default: a new one.
   """
+  name = job.name if slice_ is None else job_names(job, args)[slice_]
   options = {
-    "job-name": job.name,
+    "job-name": name,
     "nodes": args.nodes,
-    "ntasks-per-node": args.tasks_per_node or args.gpus_per_node or 1,
+    "ntasks-per-node": _tasks_per_node(args),
     "gpus-per-node": args.gpus_per_node or None,
     "partition": args.partition or None,
     "account": args.account or None,
@@ -63,21 +89,29 @@ def script(job: Job, args, log_path: str) -> str:
   directives = [f"--{name}={value}" for name, value in options.items() if value is not None]
   directives += ["--requeue", *args.sbatch]
   stop_file = commands.quote(pathlib.Path(log_path).with_name(_STOP))
-  code_file = commands.quote(pathlib.Path(log_path).with_name(_FATAL_CODES))
+  code_name = _FATAL_CODES if slice_ is None else f"{_FATAL_CODES}-{slice_}"
+  code_file = commands.quote(pathlib.Path(log_path).with_name(code_name))
   fatal_codes = "|".join(map(str, EXITS_NOT_RESTARTED))
   task = f"{_SRUN} bash -c {shlex.quote(_TASK.format(fatal_codes=fatal_codes))} {code_file}"
+  if slice_ is None:
+    run_line = f"{task} {commands.preflight_line(job)} && {task} {commands.quote(*job.command)}"
+    ended_codes = f"0|{fatal_codes}"
+  else:
+    run_line = f"{task} bash -c {commands.quote(_member_line(job, args, slice_))}"
+    # The hosts have restarted the command themselves; only a slice that was lost returns.
+    ended_codes = f"0|1|{EXIT_TRANSIENT}|{fatal_codes}"
   lines = [
     "#!/bin/bash",
     *map(_directive, directives),
     *commands.export_lines(job.environment),
-    commands.job_key_line(),
+    key_line or commands.job_key_line(),
     f"cd {commands.quote(args.directory or commands.ROOT)} || exit 2",
     f"rm -f {code_file}",
-    f"{task} {commands.preflight_line(job)} && {task} {commands.quote(*job.command)}",
+    run_line,
     "code=$?",
     f'[ -s {code_file} ] && code="$(head -n 1 {code_file})"',
     f'[ -e {stop_file} ] && exit "$code"  # stopped by `stop`',
-    f'case "$code" in 0|{fatal_codes}) exit "$code" ;; esac',
+    f'case "$code" in {ended_codes}) exit "$code" ;; esac',
     f'if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {args.restarts} ]; then',
     '  echo "[launcher] exit code $code: back into the queue (restart '
     '$((${SLURM_RESTART_COUNT:-0} + 1)))"',
@@ -86,6 +120,30 @@ def script(job: Job, args, log_path: str) -> str:
     'exit "$code"',
   ]
   return "\n".join(lines) + "\n"
+
+
+def _member_line(job: Job, args, slice_: int) -> str:
+  """Return the command of a task of a slice, with the train command as its argument."""
+  tasks_per_node = _tasks_per_node(args)
+  limits = {
+    "slices": args.slices,
+    "hosts_per_slice": args.nodes * tasks_per_node,
+    "least_slices": args.least_slices or args.slices,
+    "slice": slice_,
+    "restarts": args.restarts,
+    "grace_seconds": args.grace_seconds,
+  }
+  train = f"{commands.preflight_line(job)} && exec {commands.quote(*job.command)}"
+  task_flags = '--worker="$SLURM_PROCID" --address="$(hostname)"'
+  member = commands.member_line(job, "", limits)
+  line = f"exec {member} {task_flags} -- bash -c {commands.quote(train)}"
+  if args.gpus_per_node and tasks_per_node > 1:
+    line = f'export JAX_LOCAL_DEVICE_IDS="$SLURM_LOCALID"; {line}'
+  return line
+
+
+def _tasks_per_node(args) -> int:
+  return args.tasks_per_node or args.gpus_per_node or 1
 
 
 def _directive(option: str) -> str:
@@ -106,11 +164,10 @@ def _directive(option: str) -> str:
   return f"#SBATCH {commands.quote(option)}"
 
 
-def list_jobs(name: str, shell: Shell) -> list[tuple[str, str]]:
-  """Return (number, state) of the jobs of this name that have not ended."""
-  done = shell.run(
-    ["squeue", "--me", f"--name={name}", "--noheader", "--format=%i %T"], is_query=True
-  )
+def list_jobs(names: list[str], shell: Shell) -> list[tuple[str, str]]:
+  """Return (number, state) of the jobs of these names that have not ended."""
+  name_flag = f"--name={','.join(names)}"
+  done = shell.run(["squeue", "--me", name_flag, "--noheader", "--format=%i %T"], is_query=True)
   if done.returncode:
     raise _failure("squeue", done.stderr)
   rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
@@ -123,21 +180,57 @@ def list_jobs(name: str, shell: Shell) -> list[tuple[str, str]]:
 
 
 def start(job: Job, args, shell: Shell) -> int:
-  """Submit the batch script unless the job is queued or running; return the exit code."""
-  if jobs := list_jobs(job.name, shell):
+  """Submit the batch scripts unless the job is queued or running; return the exit code."""
+  names = job_names(job, args)
+  if args.slices > 1:
+    return _start_slices(job, args, shell)
+  if jobs := list_jobs(names, shell):
     log(f"{job.name} is job {jobs[0][0]} already, {jobs[0][1].lower()}; see: status, logs")
     return 0
+  folder = _prepare_folder(job, shell)
+  path = folder / "slurm.sh"
+  shell.write(path, script(job, args, str(folder / "slurm.log")))
+  _submit(job.name, path, shell)
+  return 0
+
+
+def _start_slices(job: Job, args, shell: Shell) -> int:
+  """Submit a batch job for each slice; return the exit code.
+
+  If some are queued or running, the others are submitted again with the script that they had, by
+  which they join them.
+  """
+  names = job_names(job, args)
+  queued = [name for name in names if list_jobs([name], shell)]
+  for name in queued:
+    log(f"{name} is queued or running already; see: status, logs")
+  folder = _prepare_folder(job, shell)
+  key_line = commands.job_key_line()
+  for slice_, name in enumerate(names):
+    path = folder / f"slurm-{slice_}.sh"
+    if name in queued:
+      continue
+    if not queued or not path.exists():
+      shell.write(path, script(job, args, str(folder / f"slurm-{slice_}.log"), slice_, key_line))
+    _submit(name, path, shell)
+  return 0
+
+
+def _prepare_folder(job: Job, shell: Shell) -> pathlib.Path:
+  """Make the workdir for the batch scripts, and return it."""
   folder = pathlib.Path(job.workdir)
   if not shell.dry_run:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _STOP).unlink(missing_ok=True)
-  path = folder / "slurm.sh"
-  shell.write(path, script(job, args, str(folder / "slurm.log")))
+  return folder
+
+
+def _submit(name: str, path: pathlib.Path, shell: Shell) -> None:
+  """Submit a batch script."""
   done = shell.run(["sbatch", "--parsable", str(path)])
   if done.returncode:
     raise _failure("sbatch", done.stderr)
-  log(f"{job.name} is job {done.stdout.strip() or 'N'}")
-  return 0
+  log(f"{name} is job {done.stdout.strip() or 'N'}")
 
 
 _USER_ERROR = re.compile(
@@ -157,7 +250,20 @@ def _failure(action: str, text: str) -> Exception:
 
 def _make_parser() -> commands.Parser:
   parser = commands.make_parser(__doc__, ("start", "status", "logs", "stop"))
-  parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
+  parser.add_argument(
+    "--nodes", type=int, default=1, help="number of nodes, of each slice (default: 1)"
+  )
+  parser.add_argument(
+    "--slices",
+    type=int,
+    default=1,
+    help="number of slices, each a batch job that returns by itself when it is lost (default: 1)",
+  )
+  parser.add_argument(
+    "--least_slices",
+    type=int,
+    help="fewest slices that train while others are queued or lost (default: all)",
+  )
   parser.add_argument(
     "--tasks_per_node",
     type=int,
@@ -196,6 +302,11 @@ def _check_flags(job: Job, args, directory: str) -> None:
   Raises:
     UserError: an option is malformed, or the nodes would not find the workdir.
   """
+  for name in ("nodes", "slices"):
+    if getattr(args, name) < 1:
+      raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
+  if args.least_slices is not None and not 1 <= args.least_slices <= args.slices:
+    raise UserError(f"--least_slices={args.least_slices}: expected 1 to --slices={args.slices}")
   for option in args.sbatch:
     if not re.fullmatch(r"--?[A-Za-z][\w-]*(=[^\n]*)?", option):
       raise UserError(f"--sbatch={option}: expected an option of sbatch, --OPTION=VALUE")
@@ -212,9 +323,9 @@ def _check_flags(job: Job, args, directory: str) -> None:
     )
 
 
-def stop(job: Job, shell: Shell) -> None:
-  """Signal the jobs of this name to save and end."""
-  jobs = list_jobs(job.name, shell)
+def stop(job: Job, args, shell: Shell) -> None:
+  """Signal the batch jobs to save and end."""
+  jobs = list_jobs(job_names(job, args), shell)
   for number, state in jobs:
     command = ["scancel", number]
     if state in ("RUNNING", "COMPLETING"):
@@ -225,6 +336,14 @@ def stop(job: Job, shell: Shell) -> None:
     if done.returncode:
       raise _failure("scancel", done.stderr)
   log(f"{job.name}: {'signalled to save and end' if jobs else 'not queued'}")
+
+
+def _log_paths(job: Job, args) -> list[str]:
+  """Return the logs of the batch jobs."""
+  folder = job.workdir.rstrip("/")
+  if args.slices == 1:
+    return [f"{folder}/slurm.log"]
+  return [f"{folder}/slurm-{slice_}.log" for slice_ in range(args.slices)]
 
 
 @handle_errors
@@ -238,11 +357,11 @@ def main(argv: list[str] | None = None) -> int:
   if args.action == "start":
     return start(job, args, shell)
   if args.action == "logs":
-    return shell.stream(["tail", "-n", "200", f"{job.workdir.rstrip('/')}/slurm.log"])
+    return shell.stream(["tail", "-n", "200", *_log_paths(job, args)])
   if args.action == "stop":
-    stop(job, shell)
+    stop(job, args, shell)
     return 0
-  jobs = list_jobs(job.name, shell)
+  jobs = list_jobs(job_names(job, args), shell)
   for number, state in jobs:
     print(f"{job.name}: job {number}, {state.lower()}")
   if not jobs:

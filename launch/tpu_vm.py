@@ -17,6 +17,10 @@ both. Without a launcher, after ^C or a crash of this machine, the first host de
 hour after the job's end or at the end of its lifetime, if the service account of the VM has the
 permission. `stop` lets the run save, waits for its end and deletes the slice. `delete` deletes it
 at once. `status` and `logs` change nothing. All actions take the same flags.
+
+With --slices=N, all slices are one request: they come and go together. With --least_slices=M, each
+is a request of its own: the job trains on M of them or more, and a slice that the cloud takes away
+is requested again and joins when it is there (launch/tpu_slices.py, launch/member.py).
 """
 
 import datetime
@@ -63,7 +67,7 @@ _SUSPENDED_STATES = ("SUSPENDED", "SUSPENDING")
 _UNREACHABLE = (255, EXIT_NO_ANSWER)
 # Codes of google.rpc with which the same request would fail again: invalid, not found, denied, …
 _PERMANENT_CODES = (3, 5, 7, 9, 11, 12, 16)
-_POLL_SECONDS = 30.0
+POLL_SECONDS = 30.0
 _RETRY_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 1800.0  # between requests
 _SSH_SECONDS = 120.0
@@ -72,13 +76,14 @@ _INSTALL_SECONDS = 1800.0
 _DELETE_SECONDS = 1800.0
 _GUARD_POLL_SECONDS = 60
 _GUARD_WAIT_SECONDS = 3600  # time after the end of the job for the launcher to delete the slice
-_GRACE_SECONDS = 900.0  # time for a save at the end of the lifetime
-_EXIT_INTERRUPTED = 130
+GRACE_SECONDS = 900.0  # time for a save at the end of the lifetime
+EXIT_INTERRUPTED = 130
+WORKER = "%WORKER%"  # in a command for hosts: the number of the host in its slice
 _LOGS = pathlib.Path("~/.cache/t5x_like/launch")
 # The script that controls the job on a host: `control.sh start | state | stop | end | guard | log`.
 # The job is a process group. TERM makes it save and end, and its exit code is kept. After `stop`,
 # a job that ended before it could save is not restarted either.
-_CONTROL = """#!/bin/bash
+CONTROL = """#!/bin/bash
 cd "$(dirname "$0")" || exit 1
 alive() { [ ! -f exit_code ] && [ -f pid ] && kill -0 -- "-$(cat pid)" 2>/dev/null; }
 case "$1" in
@@ -174,8 +179,9 @@ class Slices:
     return self.describe().get("state")
 
   def describe(self) -> dict:
-    """Return `state`, `reason` and `code` of the queued resource, or {} if there is none.
+    """Return the state of the queued resource, or {} if there is none.
 
+    The keys are `state`, `reason`, `code` and `is_permanent`: the same request would fail again.
     Transient errors are retried.
     """
     answer = retry(self._describe, self.name)
@@ -188,10 +194,11 @@ class Slices:
       if "NOT_FOUND" in done.stderr or "not found" in done.stderr:
         return {}
       raise _failure("describe", done.stderr)
-    answer = parse_answer(done, dict, "gcloud describe").get("state")
-    state = answer if isinstance(answer, dict) else {}
+    details = parse_answer(done, dict, "gcloud describe").get("state")
+    state = details if isinstance(details, dict) else {}
     default = "ACTIVE" if self.shell.dry_run else "UNKNOWN"
-    return {"state": str(state.get("state", default))} | _error_of(state)
+    answer = {"state": str(state.get("state", default))} | _error_of(state)
+    return answer | {"is_permanent": answer.get("code") in _PERMANENT_CODES}
 
   def ensure(self) -> None:
     """Request the slices unless they exist, wait for them, and replace preempted ones.
@@ -202,21 +209,21 @@ class Slices:
     """
     if self.shell.dry_run:
       self.state()
-      self._create()
+      self.create()
       return
     failures = 0
-    wait = _POLL_SECONDS
+    wait = POLL_SECONDS
     printed_state = None
     while True:
       answer = self.describe()
       state = answer.get("state")
       if state == "ACTIVE":
         break
-      seconds = _POLL_SECONDS
+      seconds = POLL_SECONDS
       if state is None:
         if printed_state is not None:
           raise Deleted(self.name)
-        if not self._create():
+        if not self.create():
           seconds = wait
           wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
       elif state == "FAILED" or state in _SUSPENDED_STATES and printed_state is not None:
@@ -240,8 +247,7 @@ class Slices:
   def _count_failure(self, failures: int, answer: dict, wait: float) -> None:
     """Print the reason of a failed request, or raise if the request must not be repeated."""
     reason = f"{answer['state'].lower()}: {answer['reason']}"
-    is_permanent = answer.get("code") in _PERMANENT_CODES
-    if is_permanent or failures >= self.args.requests:
+    if answer.get("is_permanent") or failures >= self.args.requests:
       kind = TransientError if _no_capacity(reason) else UserError
       raise kind(
         f"{self.name}: request {failures} of {self.args.requests}, the last: {reason}; see "
@@ -249,7 +255,7 @@ class Slices:
       )
     log(f"request {failures} of {self.args.requests}: {reason}; requesting again in {wait:g} s")
 
-  def _create(self) -> bool:
+  def create(self) -> bool:
     """Request the slices; return whether the cloud accepted the request.
 
     The cloud refuses a request without capacity.
@@ -321,7 +327,7 @@ class Slices:
       lifetime=max(0, math.ceil(lifetime)),
       poll=_GUARD_POLL_SECONDS,
       wait=_GUARD_WAIT_SECONDS,
-      grace=math.ceil(_GRACE_SECONDS),
+      grace=math.ceil(GRACE_SECONDS),
       delete=commands.quote(
         *self._command("queued-resources", "delete", self.name, "--force", "--async")
       ),
@@ -363,6 +369,7 @@ class Slices:
     Hosts that cannot be reached or that hang are tried again, others are not.
 
     Args:
+      command: `WORKER` in it stands for the number of the host.
       seconds: time limit of a host; default: `_SSH_SECONDS`.
 
     Raises:
@@ -370,7 +377,8 @@ class Slices:
     """
 
     def words(node: str, worker: int) -> tuple[str, ...]:
-      return ("ssh", node, f"--worker={worker}", f"--command={command}")
+      own_command = command.replace(WORKER, str(worker))
+      return ("ssh", node, f"--worker={worker}", f"--command={own_command}")
 
     return self._each(hosts, tries, words, seconds or _SSH_SECONDS)
 
@@ -443,22 +451,31 @@ def hosts_of(accelerator_type: str) -> int:
   return -(-int(size) // 8)
 
 
-def install(slices: Slices, job: Job) -> None:
-  """Copy the project and the job's scripts to every host and install the project."""
+def install(slices: Slices, job: Job, script: str | None = None, key: str = "") -> None:
+  """Copy the project and the job's scripts to every host and install the project.
+
+  Args:
+    script: the script of each host; default: the one that trains on these slices alone.
+    key: secret of the hosts of an elastic job, which the script reads from the file `key`.
+  """
   hosts = slices.hosts()
   folder = f"jobs/{job.name}"
   package = _package()
   with tempfile.TemporaryDirectory() as scratch:
     files = [pathlib.Path(scratch) / name for name in ("run.sh", "control.sh", "install.sh")]
-    slices.shell.write(files[0], _script(job))
-    slices.shell.write(files[1], _CONTROL)
+    slices.shell.write(files[0], script or _script(job))
+    slices.shell.write(files[1], CONTROL)
     slices.shell.write(
       files[2], commands.install_lines(commands.extras_of(job, "tpu"), "project", "venv")
     )
     tar = pathlib.Path(scratch) / "project.tar.gz"
     if not slices.shell.dry_run:
       tar.write_bytes(package)
-    slices.ssh(hosts, f"mkdir -p {folder}/project && echo none > {folder}/guard.pid")
+    if key:
+      files.append(pathlib.Path(scratch) / "key")
+      slices.shell.write(files[-1], key)
+    prepare = f"mkdir -p {folder}/project && echo none > {folder}/guard.pid"
+    slices.ssh(hosts, f"{prepare} && echo {WORKER} > {folder}/worker")
     slices.copy(hosts, [*files, tar], folder)
     if not slices.args.keep:
       guard = pathlib.Path(scratch) / "guard.sh"
@@ -470,15 +487,20 @@ def install(slices: Slices, job: Job) -> None:
 
 def _script(job: Job) -> str:
   """Return the script of each host: it checks the host, trains, and writes the exit code."""
+  train = f"{commands.preflight_line(job, 'tpu')} && {commands.quote(*job.command)}"
+  return host_script(job, [commands.job_key_line(), train])
+
+
+def host_script(job: Job, train_lines: list[str]) -> str:
+  """Return the script of a host, which writes the exit code of the last of the lines."""
   lines = [
     "#!/bin/bash",
     'jobs="$(cd "$(dirname "$0")" && pwd)"',
     'export PATH="$jobs/venv/bin:$PATH"',
     *commands.export_lines(job.environment),
-    commands.job_key_line(),
     "trap : TERM  # the command receives TERM too, saves and ends; its exit code is kept",
     'cd "$jobs/project"',
-    f"{commands.preflight_line(job)} && {commands.quote(*job.command)}",
+    *train_lines,
     'echo $? > "$jobs/exit_code"',
   ]
   return "\n".join(lines) + "\n"
@@ -514,13 +536,13 @@ def train(slices: Slices, job: Job) -> int:
     )
   give_up_time = math.inf
   while not slices.shell.dry_run:
-    slices.shell.sleep(_POLL_SECONDS)
+    slices.shell.sleep(POLL_SECONDS)
     state = slices.state()
     if state is None:
       raise Deleted(slices.name)
     if state != "ACTIVE":
       return EXIT_PREEMPTED
-    codes = _codes(slices, hosts, control)
+    codes = read_codes(slices, hosts, control)
     if all(code is not None for code in codes):
       return commands.choose_exit_code(codes)
     if any(codes):  # a host failed, and the others would wait for it forever
@@ -528,14 +550,14 @@ def train(slices: Slices, job: Job) -> int:
     if slices.is_over() and not slices.args.keep and math.isinf(give_up_time):
       log(f"{slices.args.max_hours:g} hours are over (--max_hours); the run saves and ends")
       slices.ssh(hosts, f"{control} stop")
-      give_up_time = time.monotonic() + _GRACE_SECONDS
+      give_up_time = time.monotonic() + GRACE_SECONDS
     if time.monotonic() > give_up_time:
-      log(f"the run has not ended within {_GRACE_SECONDS:g} s")
+      log(f"the run has not ended within {GRACE_SECONDS:g} s")
       return EXIT_PREEMPTED
   return 0
 
 
-def _codes(slices: Slices, hosts: list[tuple[str, int]], control: str) -> list[int | None]:
+def read_codes(slices: Slices, hosts: list[tuple[str, int]], control: str) -> list[int | None]:
   """Return the job's exit code on each host; None where the job still runs."""
   states = slices.ssh(hosts, f"{control} state")
   return [_parse_exit_code(state) for state in states.values()]
@@ -578,13 +600,13 @@ def start(slices: Slices, job: Job, restarts: int) -> int:
         "once the job runs, the first host deletes the slice an hour after its end, if its "
         "service account may"
       )
-    return _EXIT_INTERRUPTED
+    return EXIT_INTERRUPTED
   except Exception:
     if slices.exists:
       log(slices.billing_note())
     raise
   if not slices.args.keep and not slices.shell.dry_run:
-    _save_logs(slices, job)
+    save_logs(slices, job)
   return slices.delete_unless_kept(code)
 
 
@@ -627,7 +649,7 @@ def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
     log(f"{job.name} failed with exit code {code}; restart {failures} of {restarts}")
 
 
-def _save_logs(slices: Slices, job: Job) -> None:
+def save_logs(slices: Slices, job: Job) -> None:
   """Copy the last lines of the hosts' logs to this machine before the hosts are deleted."""
   folder = _LOGS.expanduser() / job.name
   try:
@@ -647,13 +669,13 @@ def stop(slices: Slices, job: Job) -> int:
   hosts = slices.hosts()
   for (node, worker), answer in slices.ssh(hosts, f"{control} stop").items():
     print(f"{node} worker {worker}: {escape_controls(answer)}", flush=True)
-  latest = time.monotonic() + _GRACE_SECONDS
+  latest = time.monotonic() + GRACE_SECONDS
   while not slices.shell.dry_run:
     if slices.state() != "ACTIVE":
       log(f"{job.name} has ended, and its slice with it")
       return 0
     try:
-      codes = _codes(slices, hosts, control)
+      codes = read_codes(slices, hosts, control)
     except TransientError:
       if slices.state() is not None:
         raise
@@ -661,9 +683,9 @@ def stop(slices: Slices, job: Job) -> int:
     if all(code is not None for code in codes):
       break
     if time.monotonic() > latest:
-      log(f"the run has not ended within {_GRACE_SECONDS:g} s; {slices.billing_note()}")
+      log(f"the run has not ended within {GRACE_SECONDS:g} s; {slices.billing_note()}")
       return EXIT_TRANSIENT
-    slices.shell.sleep(_POLL_SECONDS)
+    slices.shell.sleep(POLL_SECONDS)
   return slices.delete_unless_kept(0)
 
 
@@ -727,6 +749,11 @@ def _make_parser() -> commands.Parser:
   )
   parser.add_argument("--slices", type=int, default=1, help="number of slices (default: 1)")
   parser.add_argument(
+    "--least_slices",
+    type=int,
+    help="fewest slices that train while others are lost or not there yet (default: all)",
+  )
+  parser.add_argument(
     "--spot", action="store_true", help="use spot capacity, which is cheaper and may be preempted"
   )
   parser.add_argument(
@@ -759,12 +786,18 @@ def main(argv: list[str] | None = None) -> int:
   for name in ("slices", "requests"):
     if getattr(args, name) < 1:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
+  if args.least_slices is not None and not 1 <= args.least_slices <= args.slices:
+    raise UserError(f"--least_slices={args.least_slices}: expected 1 to --slices={args.slices}")
   hosts_of(args.accelerator_type)
   job = commands.read_job(args)
   commands.check_remote(job, "the slice")
   folders = [name for name in _COPIED_FILES if (commands.ROOT / name).is_dir()]
   commands.check_train_command(args, folders=folders)
   shell = Shell(args.dry_run)
+  if args.least_slices is not None and args.slices > 1:
+    from launch import tpu_elastic  # uses this module
+
+    return tpu_elastic.run(args, job, shell)
   slices = Slices(job.name, args, shell)
   control = f"bash jobs/{job.name}/control.sh"
   if args.action == "start":

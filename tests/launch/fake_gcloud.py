@@ -35,7 +35,10 @@ def queued_resources(action, name, arguments, state, plan):
       fail(1, plan["create_errors"].pop(0))
     if resource:
       fail(1, "ALREADY_EXISTS: it is there")
-    state["queued"][name] = {"states": list(plan["states"].pop(0))}
+    states = plan["states"]
+    if isinstance(states, dict):  # of each slice's own resource, by its number
+      states = states[name.rpartition("-")[2]]
+    state["queued"][name] = {"states": list(states.pop(0))}
     return ""
   if not resource:
     fail(1, f"NOT_FOUND: {name} was not found")
@@ -43,7 +46,7 @@ def queued_resources(action, name, arguments, state, plan):
     if plan["delete_errors"]:
       fail(1, plan["delete_errors"].pop(0))
     del state["queued"][name]
-    for host in CLOUD.glob("host-*"):  # a new slice has new hosts
+    for host in CLOUD.glob(f"host-{name}*"):  # a new slice has new hosts
       for pid in host.glob("jobs/*/pid"):
         with contextlib.suppress(ProcessLookupError):
           os.killpg(int(pid.read_text()), signal.SIGKILL)

@@ -103,20 +103,46 @@ def test_failures_are_restarted_up_to_the_limit(tmp_path):
   assert "1 restarts allowed (2 failures, 0 preemptions)" in process.stderr
 
 
-def test_a_killed_slice_is_left_out_while_enough_remain():
+def test_a_killed_slice_is_left_out_and_taken_back(tmp_path):
+  """The run saves when the slice is back."""
   program = ME + (
+    f"folder = {str(tmp_path)!r}\n"
+    "def save(*_):\n"
+    "  print('saved', flush=True)\n"
+    "  sys.exit(75)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
     "host, size = os.environ['T5X_LIKE_HOST'], os.environ['JAX_NUM_PROCESSES']\n"
-    "print('host', host, 'of', size, flush=True)\n"
-    "if size == '4' and host == '1' or host == '3' and size == '2':\n"
-    "  time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)\n"
-    "time.sleep(2)\n"
+    "print('host', host, 'is', me, 'of', size, flush=True)\n"
+    "is_first = not os.path.exists(folder + '/killed')\n"
+    "if is_first and host == '1':\n"
+    "  open(folder + '/killed', 'w')\n"
+    "  os.kill(os.getppid(), signal.SIGKILL)\n"  # launch/member.py, and so this process too
+    "if is_first or size == '2': time.sleep(300)\n"
   )
-  process = launch(
-    "--processes=4", "--slices=2", "--least_slices=1", "--restarts=1", program=program
+  flags = ("--processes=4", "--slices=2", "--least_slices=1", "--restarts=1")
+  process = launch(*flags, "--return_seconds=20", "--rejoin_seconds=4", program=program)
+  assert process.returncode == 0, process.stdout
+  out = process.stdout
+  assert "slice 0 is lost; 1 of 2 slices go on" in out
+  assert {"[p2] host 2 is 0 of 2", "[p3] host 3 is 1 of 2"} <= set(out.splitlines())
+  assert "slice 0 is back" in out
+  assert out.count("saved") >= 2
+  assert "[p0] host 0 is 0 of 4" in out.partition("slice 0 is back")[2]
+  assert "all 4 processes ended well" in out
+  assert "the simulated slice 0 starts again" in process.stderr
+
+
+def test_a_signal_ends_elastic_slices_after_a_save():
+  program = ME + (
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nprint('up', flush=True)\n"
+    "time.sleep(300)\n"
   )
-  assert "slice 0 is lost; 1 of 2 slices go on" in process.stderr
-  assert {"[p0] host 2 of 2", "[p1] host 3 of 2"} <= set(process.stdout.splitlines())
-  assert process.returncode == 137
+  process = start("--processes=2", "--slices=2", "--least_slices=1", program=program)
+  lines = [process.stdout.readline() for _ in range(4)]
+  assert sum("up" in line for line in lines) == 2, lines
+  process.send_signal(signal.SIGTERM)
+  process.communicate(timeout=600)
+  assert process.returncode == 75
 
 
 def test_user_errors_and_preemptions_are_passed_on_and_not_retried():

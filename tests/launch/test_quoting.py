@@ -88,6 +88,7 @@ FLAGS = {
   "grace_seconds": 5,
   "host_directory": "",
   "image": "i",
+  "least_slices": None,
   "max_hours": 1.0,
   "nodes": 1,
   "partition": "",
@@ -115,6 +116,7 @@ def test_every_route_passes_values_unchanged(value, run, tmp_path):
   check = ["-m", "launch.preflight", f"--workdir={value}"]
   train = [*COMMAND[1:], f"--workdir={value}", value]
   expected = [[*check, value], [*train, f"--x={value}", value]]
+  on_tpus = [[*check, "--platform=tpu", value], expected[1]]
   jobset = gke.manifest(launched, flags())
   container = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
     "containers"
@@ -122,14 +124,36 @@ def test_every_route_passes_values_unchanged(value, run, tmp_path):
   env = {variable["name"]: expand_kubernetes(variable["value"]) for variable in container["env"]}
   script = expand_kubernetes(container["command"][2])
   assert env == {"VALUE": value}
-  assert run(f"{commands.export_lines(env)[0]}\n{script}\n") == expected
+  assert run(f"{commands.export_lines(env)[0]}\n{script}\n") == on_tpus
   assert run(sky.task(launched, flags())["run"]) == expected
-  assert run(tpu_vm._script(launched)) == expected
+  assert run(tpu_vm._script(launched)) == on_tpus
   directory = tmp_path / f"d {value}"
   directory.mkdir()
   if not set(value) & set("\\'\""):  # a directive cannot carry these; see below
     assert run(slurm.script(launched, flags(directory=str(directory)), "log")) == expected
   assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_the_hosts_of_elastic_slices_get_values_unchanged(value, run):
+  launched = job(value, value, f"--x={value}", VALUE=value)
+  elastic = flags(slices=2, least_slices=1)
+  jobset = gke.manifest(launched, elastic)
+  container = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
+    "containers"
+  ][0]
+  scripts = [
+    expand_kubernetes(container["command"][2]),
+    slurm.script(launched, elastic, "log", 1, "export T5X_LIKE_JOB_KEY=x"),
+  ]
+  for script in scripts:
+    (words,) = run(f"{commands.export_lines({'VALUE': value})[0]}\n{script}\n")
+    assert words[:3] == ["-m", "launch.member", f"--meeting={value}/elastic"]
+    assert words[-1] == value
+    bash, c, line = words[words.index("--") + 1 : -1]
+    train = [*COMMAND[1:], f"--workdir={value}", value, f"--x={value}", ""]
+    assert [bash, c] == ["bash", "-c"]
+    assert run(line)[-1] == train
 
 
 def expand_kubernetes(text: str) -> str:

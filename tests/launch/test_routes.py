@@ -96,6 +96,7 @@ def test_a_jobset_follows_its_schema(tmp_path, program):
     "-m",
     "launch.preflight",
     WORKDIR,
+    "--platform=tpu",
     "-m",
     "my.train",
     "--config=configs/t5/base.py",
@@ -109,6 +110,68 @@ def test_a_jobset_follows_its_schema(tmp_path, program):
   useless = manifest["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"]
   # or the JobSet would start again after its lifetime
   assert useless == ["PodFailurePolicy", "DeadlineExceeded"]
+
+
+def test_an_elastic_jobset_replaces_lost_pods_and_runs_the_command_through_its_hosts(
+  tmp_path, program
+):
+  models = pytest.importorskip("kubeflow_trainer_api.models")
+  program("kubectl", f'case "$1" in apply) cat > {tmp_path}/manifest ;; esac')
+  assert gke.main(["start", *GKE, "--least_slices=1", *COMMAND]) == 0
+  manifest = json.loads((tmp_path / "manifest").read_text())
+  assert models.JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
+  assert manifest["spec"]["successPolicy"] == {"operator": "Any"}
+  job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+  first, second = job["podFailurePolicy"]["rules"]
+  # the job controller creates pods of lost nodes again; other failures count
+  assert first == {
+    "action": "Ignore",
+    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+  }
+  assert second["onExitCodes"]["values"] == [2, 3, 4]
+  (container,) = job["template"]["spec"]["containers"]
+  script = container["command"][2].replace("$$", "$")
+  fields = {variable["name"]: variable["valueFrom"] for variable in container["env"][1:]}
+  assert fields["SLICE"] == {
+    "fieldRef": {"fieldPath": "metadata.labels['jobset.sigs.k8s.io/job-index']"}
+  }
+  function = 'python() { printf "%s\\n" "$T5X_LIKE_JOB_KEY" "$@"; }; exec() { "$@"; }'
+  variables = {
+    "SLICE": "1",
+    "RESTART": "4",
+    "HOST_ADDRESS": "10.0.0.7",
+    "JOB_COMPLETION_INDEX": "2",
+  }
+  output = subprocess.run(
+    ["bash", "-c", f"{function}; {script}"],
+    capture_output=True,
+    text=True,
+    env=variables | {"PATH": os.environ["PATH"]},
+    cwd=tmp_path,
+  ).stdout.splitlines()
+  key, *arguments = output
+  assert re.fullmatch("[0-9a-f]{32}-4", key)  # another meeting after each restart of the JobSet
+  end = arguments.index("--")
+  assert arguments[:2] == ["-m", "launch.member"]
+  assert set(arguments[2:end]) == {
+    "--meeting=gs://bucket/runs/T5 base/elastic",
+    "--platform=tpu",
+    "--slices=2",
+    "--hosts_per_slice=4",
+    "--least_slices=1",
+    "--restarts=10",
+    "--grace_seconds=120",
+    "--slice=1",
+    "--worker=2",
+    "--address=10.0.0.7",
+  }
+  bash, c, train = arguments[end + 1 :]
+  record = f'python() {{ printf "%s\\n" "$@"; }}; {train.replace("exec ", "")}'
+  process = subprocess.run([bash, c, record], capture_output=True, text=True, cwd=tmp_path)
+  words = process.stdout.splitlines()
+  assert words[:4] == ["-m", "launch.preflight", WORKDIR, "--platform=tpu"]
+  assert words[4:] == list(COMMAND[2:])
+  assert not (tmp_path / "pwned").exists()
 
 
 def test_a_jobset_of_gpus_names_its_hosts(tmp_path, program):
@@ -159,6 +222,31 @@ def test_a_jobset_that_runs_is_left_alone(tmp_path, program, capsys):
   assert gke.main(["status", *COMMAND]) == 0
   assert "running" in capsys.readouterr().out
   assert gke.main(["stop", *COMMAND]) == 0
+
+
+def test_status_names_what_pods_wait_for(program, capsys):
+  waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}
+  unscheduled = {
+    "type": "PodScheduled",
+    "status": "False",
+    "message": "0/3 nodes are available: 3 Insufficient google.com/tpu.",
+  }
+  statuses = [
+    {"containerStatuses": [{"image": "registry/project:1", "state": waiting}]},
+    {"conditions": [unscheduled]},
+    {"conditions": [unscheduled]},
+    {"containerStatuses": [{"state": {"running": {}}}]},
+    {},
+  ]
+  pods = json.dumps({"items": [{"status": status} for status in statuses]})
+  program(
+    "kubectl", f"case \"$2\" in pods) echo '{pods}' ;; *) echo '{{\"status\": {{}}}}' ;; esac"
+  )
+  assert gke.main(["status", *COMMAND]) == 0
+  first, second, third = capsys.readouterr().out.splitlines()
+  assert first.endswith(": running")
+  assert "1 pods wait: ImagePullBackOff: registry/project:1 cannot be pulled; push it" in second
+  assert "2 pods wait: no node: 0/3 nodes are available" in third
 
 
 @pytest.mark.parametrize(
@@ -296,9 +384,11 @@ IMAGE = ("start", "--image=x")
   [
     (gke.main, ["begin", *COMMAND], "begin"),
     (gke.main, ["start", *COMMAND], "--image"),
+    (gke.main, ["start", "--image=my image", *COMMAND], "--image=my image: expected the name"),
     (gke.main, [*IMAGE, "--topology=big", *COMMAND], "--topology=big"),
     (gke.main, [*IMAGE, "--accelerator=nvidia-l4", "--slices=2", *COMMAND], "--nodes=2"),
     (gke.main, [*IMAGE, "--chips_per_host=0", *COMMAND], "--chips_per_host"),
+    (gke.main, [*IMAGE, "--slices=2", "--least_slices=3", *COMMAND], "--least_slices=3"),
     (gke.main, [*IMAGE, "--env=HF_TOKEN=1", *COMMAND], "HF_TOKEN: looks like a secret"),
     (
       gke.main,
@@ -352,6 +442,7 @@ def test_a_faulty_host_is_reported_in_one_line(tmp_path, capsys):
     ([f"--workdir={tmp_path}", "--free_gigabytes=1e9"], "GB are free"),
     ([f"--workdir={tmp_path}/file/run"], "cannot write"),
     ([f"--workdir={tmp_path}", "--devices=64"], "--devices=64: found 8"),
+    ([f"--workdir={tmp_path}", "--platform=tpu"], "found cpu devices only; install the extra tpu"),
   ]:
     assert preflight.main(flags) == 2
     (line,) = capsys.readouterr().err.splitlines()

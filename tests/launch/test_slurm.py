@@ -166,6 +166,74 @@ def test_stop_lets_a_running_job_save_for_good(programs):
   assert not (programs / "scontrol").exists()
 
 
+def record_member(folder, code):
+  """Let `python -m launch.member` record its arguments and end with a code."""
+  write_program(
+    folder / "bin",
+    "python",
+    f'echo "$T5X_LIKE_JOB_KEY $JAX_LOCAL_DEVICE_IDS" >> {folder}/keys; '
+    f'printf "%s\\n" "$@" >> {folder}/member; exit {code}',
+  )
+
+
+SLICES = ("--slices=3", "--least_slices=2", "--nodes=4", "--tasks_per_node=2", "--gpus_per_node=2")
+
+
+def test_each_slice_is_a_batch_job_whose_tasks_join_the_others(programs, monkeypatch):
+  record_member(programs, 0)
+  monkeypatch.setenv("SLURM_PROCID", "5")
+  monkeypatch.setenv("SLURM_LOCALID", "1")
+  assert start(programs, "--x=$(touch pwned)", flags=SLICES) == 0
+  lines = (programs / "member").read_text().splitlines()
+  starts = [index for index, line in enumerate(lines) if line == "launch.member"]
+  assert len(starts) == 3
+  assert lines.count(f"--meeting={programs}/a run/elastic") == 3
+  assert lines.count("--hosts_per_slice=8") == 3
+  assert lines.count("--least_slices=2") == 3
+  assert lines.count("--worker=5") == 3
+  assert [line for line in lines if line.startswith("--slice=")] == [
+    "--slice=0",
+    "--slice=1",
+    "--slice=2",
+  ]
+  assert len(set((programs / "keys").read_text().splitlines())) == 1
+  assert (programs / "keys").read_text().splitlines()[0].endswith(" 1")
+  assert not list(programs.rglob("pwned"))
+  names = []
+  for slice_ in range(3):
+    text = (programs / "a run" / f"slurm-{slice_}.sh").read_text()
+    names += [line for line in text.splitlines() if "--job-name" in line]
+  assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize(
+  "code, returns", [(0, False), (1, False), (2, False), (69, False), (75, True), (137, True)]
+)
+def test_a_slice_that_was_lost_returns_to_the_queue(code, returns, programs):
+  """Failures of the job itself are not repeated by its slices."""
+  record_member(programs, code)
+  assert start(programs, flags=SLICES) == 0
+  assert (programs / "code").read_text().strip() == str(code)
+  assert (programs / "scontrol").exists() == returns
+
+
+def test_a_slice_that_left_the_queue_is_submitted_again_and_joins(programs, capsys):
+  record_member(programs, 0)
+  assert start(programs, flags=SLICES) == 0
+  before = [(programs / "a run" / f"slurm-{slice_}.sh").read_text() for slice_ in range(3)]
+  # slices 0 and 2 are in the queue
+  name = "--name=a-run-"
+  write_program(
+    programs / "bin", "squeue", rf'case "$*" in *{name}*-1\ *) ;; *) echo 41 RUNNING;; esac'
+  )
+  assert start(programs, flags=SLICES) == 0
+  after = [(programs / "a run" / f"slurm-{slice_}.sh").read_text() for slice_ in range(3)]
+  assert before == after
+  assert len(set((programs / "keys").read_text().splitlines())) == 1
+  assert (programs / "member").read_text().count("launch.member") == 4
+  assert capsys.readouterr().err.count("is queued or running already") == 2
+
+
 def test_bad_flags_are_refused_in_one_line(programs, capsys):
   assert slurm.main(["start", "--", "python", "x.py", "--workdir=gs://bucket/run"]) == 2
   flags = ["start", "--directory=/project", "--", "python", "x.py", "--workdir=runs/here"]
@@ -175,7 +243,9 @@ def test_bad_flags_are_refused_in_one_line(programs, capsys):
     programs / "bin", "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1"
   )
   assert start(programs) == 2
+  assert start(programs, flags=["--slices=2", "--least_slices=3"]) == 2
   lines = capsys.readouterr().err.splitlines()
+  assert "--least_slices=3: expected 1 to --slices=2" in lines.pop()
   assert "share" in lines[0]
   assert "absolute path, as the job runs in /project" in lines[1]
   assert len(lines) == 4

@@ -50,7 +50,7 @@ def cloud(tmp_path, monkeypatch):
   fake.chmod(0o755)
   monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
   monkeypatch.setenv("FAKE_CLOUD", str(folder))
-  monkeypatch.setattr(tpu_vm, "_POLL_SECONDS", 0.2)
+  monkeypatch.setattr(tpu_vm, "POLL_SECONDS", 0.2)
   monkeypatch.setattr(tpu_vm, "_RETRY_SECONDS", 0.01)
   monkeypatch.setattr(tpu_vm, "_package", lambda: EMPTY_TAR)
   monkeypatch.setattr(tpu_vm, "_LOGS", tmp_path / "logs")
@@ -259,7 +259,7 @@ def test_the_first_host_deletes_a_slice_without_launcher(hours, program, cloud, 
   """It does so after the job, or at the end of its lifetime after a save."""
   monkeypatch.setattr(tpu_vm, "_GUARD_POLL_SECONDS", 0.1)
   monkeypatch.setattr(tpu_vm, "_GUARD_WAIT_SECONDS", 1)
-  monkeypatch.setattr(tpu_vm, "_codes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+  monkeypatch.setattr(tpu_vm, "read_codes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
   calls = cloud()
   # the host may be faster
   assert start(f"--max_hours={hours}", keep=False, program=program) in (130, 75)
@@ -433,6 +433,65 @@ def test_several_slices_are_requested_as_one_resource(cloud, capsys):
   }
 
 
+def test_elastic_slices_are_requested_and_replaced_one_by_one(cloud, capsys, monkeypatch):
+  """The slice that is taken away is replaced while the other trains; all are deleted at the end."""
+  states = {"0": [["ACTIVE"]], "1": [["ACTIVE"] * 8 + ["SUSPENDED"], ["ACTIVE"]]}
+  calls = cloud(states=states, hosts=2)
+  done = cloud.folder / "done"
+  # In place of launch/member.py, which the empty project of these tests does not have.
+  program = (
+    "import os, sys, time; print(sys.argv[1:], len(os.environ['T5X_LIKE_JOB_KEY']), flush=True); "
+    f"[time.sleep(0.1) for _ in range(2000) if not os.path.exists({str(done)!r})]"
+  )
+  member = commands.quote("python", "-c", program)
+  monkeypatch.setattr(commands, "member_line", lambda *_: member)
+  flags = ("--slices=2", "--least_slices=1")
+  codes = []
+  thread = threading.Thread(target=lambda: codes.append(start(*flags, keep=False)))
+  thread.start()
+  deadline = time.monotonic() + 120
+  while not (cloud.folder / "calls.jsonl").exists():
+    time.sleep(0.1)
+  while len(calls("queued-resources", "create")) < 3 and time.monotonic() < deadline:
+    time.sleep(0.1)
+  while len(host_files(cloud, "log")) < 4 and time.monotonic() < deadline:
+    time.sleep(0.1)
+  assert start(*flags, action="status") == 0
+  logs = host_files(cloud, "log")
+  keys = set(host_files(cloud, "key"))
+  workers = host_files(cloud, "worker")
+  done.touch()
+  thread.join(120)
+  assert codes == [0]
+  created = [arguments[4] for arguments in calls("queued-resources", "create")]
+  deleted = [arguments[4] for arguments in calls("queued-resources", "delete")]
+  name = "t5-base-506d7fdd"
+  assert sorted(created) == [f"{name}-0", f"{name}-1", f"{name}-1"]
+  assert deleted[0] == f"{name}-1"
+  assert sorted(deleted[1:]) == [f"{name}-0", f"{name}-1"]
+  assert not read_requests(cloud)
+  assert len(logs) == 4
+  assert len(keys) == 1  # all hosts can join
+  assert len(keys.pop()) == 32
+  assert [worker.strip() for worker in workers] == ["0", "1"] * 2
+  out, err = capsys.readouterr()
+  assert f"{name}-1 is suspended" in err
+  assert "running" in out
+
+
+def test_a_dry_run_of_elastic_slices_prints_every_request(capsys):
+  flags = ("--slices=3", "--least_slices=2", "--dry_run")
+  train = ("--", "python", "x.py", "--workdir=gs://bucket/run")
+  assert tpu_vm.main(["start", *FLAGS, *flags, *train]) == 0
+  out = capsys.readouterr().out
+  for slice_ in range(3):
+    assert f"--slice={slice_} " in out
+  assert out.count("queued-resources create") == 3
+  assert "--least_slices=2" in out
+  assert "--node-count" not in out
+  assert "--meeting=gs://bucket/run/elastic" in out
+
+
 SCRIPT = ("--", "python", "x.py", WORKDIR)
 RECIPE = (*TRAIN, WORKDIR, "--config=configs/t5/base.py")
 
@@ -444,6 +503,7 @@ RECIPE = (*TRAIN, WORKDIR, "--config=configs/t5/base.py")
     (("--", "python", "x.py", "--workdir=/tmp/run"), "gs://"),
     (("--accelerator_type=v5e", *SCRIPT), "--accelerator_type=v5e"),
     (("--slices=0", *SCRIPT), "--slices=0"),
+    (("--slices=2", "--least_slices=3", *SCRIPT), "--least_slices=3: expected 1 to --slices=2"),
     (("--name=Bad_Name", *SCRIPT), "--name=Bad_Name"),
     (("--env=NO_SUCH_VARIABLE", *SCRIPT), "NO_SUCH_VARIABLE"),
     (("--requests=0", *SCRIPT), "--requests=0"),
