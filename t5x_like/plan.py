@@ -4,14 +4,16 @@ python -m t5x_like.plan --config=configs/llama/8b.py --topology=v5e:16x16
 
 It compiles the very step that training, evaluation (--step=eval) or prediction (--step=decode)
 would run, for a TPU slice (v4:4x4x8, v5e:16x16, v5p:8x8x8, v6e:16x16, tpu7x:4x4x4; --slices=2 for
-several) or for CPU devices (cpu:8). It reports whether the step fits, how much each device sends
-over which mesh axis and the possible minimum, and the estimated time of a step. It needs no TPU and
-no data, but libtpu: pip install 't5x-like[plan]'. See docs/how-to/plan-a-run.md.
+several), for CPU devices (cpu:8) or for the devices of this machine (local), where it also times a
+train step. It reports whether the step fits, how much each device sends over which mesh axis and
+the possible minimum, and the estimated time of a step. It needs no TPU and no data, but libtpu: pip
+install 't5x-like[plan]'. See docs/how-to/plan-a-run.md.
 
 Exit codes: 0 it fits, 5 it does not, 6 the compiler gave no answer, 2 an error that one line on
-stderr explains.
+stderr explains. Of several topologies, the code is of the worst.
 """
 
+import argparse
 import json
 import sys
 
@@ -26,11 +28,57 @@ _STEPS = ("train", "eval", "decode")
 
 @handle_errors
 def main(argv: list[str]) -> int:
-  from t5x_like.planning import child, hardware, table
+  from t5x_like.planning import child, hardware, prices, table
 
+  args, overrides = _parser().parse(argv)
+  recipe = args.config.partition(":")[0]
+  json_output = outputs.OutputFile(args.json, "--json", [recipe]) if args.json else None
+  if args.hlo:
+    outputs.OutputFile(args.hlo, "--hlo", [recipe])  # the process that compiles writes it
+  if not args.timeout_seconds > 0:
+    raise UserError(f"--timeout_seconds={args.timeout_seconds:g}: expected more than 0")
+  topologies = [hardware.parse(topology, args.slices) for topology in args.topology.split(",")]
+  quantity = _read_quantity(args, topologies)
+  requests = []
+  for topology in args.topology.split(","):
+    request = child.Request(
+      args.config,
+      topology,
+      args.slices,
+      args.step,
+      args.phase,
+      tuple(overrides),
+      args.hlo,
+      trust=args.trust,
+    )
+    requests.append(request)
+  if args.search is not None:
+    return _search(requests, args, json_output)
+  if args.hlo and len(requests) > 1:
+    raise UserError(f"--hlo={args.hlo}: is of one program; give one --topology")
+  plans = []
+  for topology, request in zip(topologies, requests):
+    plan = child.plan(request, args.timeout_seconds, _print_progress)
+    if quantity and plan.get("seconds"):
+      plan["bill"] = prices.plan_bill(plan, topology, quantity)
+    plans.append(plan)
+  _write_json(json_output, plans if len(plans) > 1 else plans[0])
+  print("\n\n".join(table.text(plan) for plan in plans))
+  if len(plans) > 1:
+    print(f"\n{table.comparison(plans)}")
+  return max(_exit_code(plan) for plan in plans)
+
+
+def _parser() -> command_line.Parser:
+  """Return the parser of the flags."""
   parser = command_line.Parser(__doc__)
   parser.add_argument("--config", required=True, metavar="RECIPE", help="a recipe, as for training")
-  parser.add_argument("--topology", required=True, metavar="KIND:SHAPE", help="v5e:16x16, cpu:8, …")
+  parser.add_argument(
+    "--topology",
+    required=True,
+    metavar="KIND:SHAPE",
+    help="v5e:16x16, cpu:8, local, …; several are separated by commas and compared",
+  )
   parser.add_argument(
     "--slices", type=int, default=1, metavar="N", help="slices of this topology (default: 1)"
   )
@@ -45,6 +93,22 @@ def main(argv: list[str]) -> int:
     help="compile the N likeliest meshes, remat and batch sizes instead, and rank them (default "
     "N: 8)",
   )
+  parser.add_argument(
+    "--prices", metavar="FILE", help="print the price of the run, by this TOML file of prices"
+  )
+  quantity = parser.add_mutually_exclusive_group()
+  quantity.add_argument(
+    "--steps",
+    type=command_line.step_number,
+    metavar="N",
+    help="print the hours of this many steps (default with --prices: the recipe's total_steps)",
+  )
+  quantity.add_argument(
+    "--tokens",
+    type=float,
+    metavar="N",
+    help="print the hours of the steps for this many tokens, or images",
+  )
   parser.add_argument("--json", metavar="FILE", help="write the plan to this file")
   parser.add_argument(
     "--hlo", metavar="FILE", help="write the compiled program's text to this file"
@@ -56,35 +120,45 @@ def main(argv: list[str]) -> int:
     metavar="S",
     help="for the compiler (default: 1800)",
   )
-  args, overrides = parser.parse(argv)
-  recipe = args.config.partition(":")[0]
-  json_output = outputs.OutputFile(args.json, "--json", [recipe]) if args.json else None
-  if args.hlo:
-    outputs.OutputFile(args.hlo, "--hlo", [recipe])  # the process that compiles writes it
-  hardware.parse(args.topology, args.slices)
-  if not args.timeout_seconds > 0:
-    raise UserError(f"--timeout_seconds={args.timeout_seconds:g}: expected more than 0")
-  request = child.Request(
-    args.config,
-    args.topology,
-    args.slices,
-    args.step,
-    args.phase,
-    tuple(overrides),
-    args.hlo,
-    trust=args.trust,
-  )
+  return parser
+
+
+def _read_quantity(args: argparse.Namespace, topologies: list):
+  """Return the steps or tokens to bill, with their prices; None if no flag asks for them.
+
+  Raises:
+    UserError: a flag is wrong, or a kind of chip has no price.
+  """
+  from t5x_like.planning.prices import Quantity, read_prices
+
+  if args.prices is None and args.steps is None and args.tokens is None:
+    return None
   if args.search is not None:
-    return _search(request, args, json_output)
-  plan = child.plan(request, args.timeout_seconds, _print_progress)
-  _write_json(json_output, plan)
-  print(table.text(plan))
-  return _exit_code(plan)
+    raise UserError("--search: prints no hours and prices; plan the flags that it prints")
+  if args.tokens is not None and not 0 < args.tokens < 1e18:
+    raise UserError(f"--tokens={args.tokens:g}: expected a number above 0")
+  if args.step != "train" and args.steps is None and args.tokens is None:
+    raise UserError(
+      f"--prices={args.prices}: the recipe has no number of {args.step} steps; give --steps or "
+      "--tokens"
+    )
+  prices = read_prices(args.prices) if args.prices else None
+  for topology in topologies:
+    if topology.kind == "cpu":
+      raise UserError(f"--topology={topology.name}: a plan for CPUs has no seconds; use local")
+    if prices and topology.kind not in prices.per_chip_hour:
+      raise UserError(
+        f"{args.prices}.per_chip_hour.{topology.kind}: missing; found prices of "
+        f"{', '.join(prices.per_chip_hour)}; add one"
+      )
+  return Quantity(args.steps, args.tokens, prices)
 
 
-def _search(request, args, json_output: outputs.OutputFile | None) -> int:
+def _search(requests: list, args, json_output: outputs.OutputFile | None) -> int:
   from t5x_like.planning import search, table
 
+  if len(requests) > 1:
+    raise UserError(f"--topology={args.topology}: --search is of one topology")
   if args.search < 1 or args.step != "train":
     raise UserError(
       f"--search={args.search}: expected how many plans of a train step to compile, at least 1"
@@ -94,7 +168,7 @@ def _search(request, args, json_output: outputs.OutputFile | None) -> int:
       f"--hlo={args.hlo}: --search compiles several programs; give --hlo with the "
       "flags that it prints"
     )
-  plans = search.search(request, args.search, args.timeout_seconds, _print_progress)
+  plans = search.search(requests[0], args.search, args.timeout_seconds, _print_progress)
   _write_json(json_output, plans)
   print(table.ranking(plans))
   return _exit_code(plans[0])

@@ -23,9 +23,20 @@ from t5x_like.files import outputs
 from t5x_like.nn import params
 from t5x_like.nn.cores import describe_cores, record_cores
 from t5x_like.parallel.rules import rows_by_process
-from t5x_like.planning import counts, hardware, minimum, products, roofline, search, steps
+from t5x_like.planning import (
+  counts,
+  hardware,
+  minimum,
+  products,
+  promise,
+  roofline,
+  search,
+  steps,
+  timing,
+)
 from t5x_like.planning.collectives import Collective, collectives
 from t5x_like.planning.hlo import Program
+from t5x_like.runtime import process
 from t5x_like.training import compilation, device_peak
 from t5x_like.training.build import Parts, build_parts
 
@@ -41,8 +52,9 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   """Make the plan for a `child.Request` as JSON-serialisable values; bytes are per device."""
   topology = hardware.parse(request["topology"], request["slices"])
   devices = hardware.devices(topology)
-  config = recipes.load(request["config"], request["overrides"])
-  config, task = steps.resolve(config, topology.platform, request["phase"])
+  recipe = recipes.load(request["config"], request["overrides"])
+  platform = hardware.platform(topology, devices)
+  config, task = steps.resolve(recipe, platform, request["phase"])
   if request["step"] != "train":
     config.accumulation_steps = 1
   parts = build_parts(config, devices)
@@ -57,9 +69,14 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     "mesh": {axis: size for axis, size in mesh.items() if size > 1},
     "devices": len(devices),
     "device_kind": devices[0].device_kind,
+    "slice_shape": hardware.slice_shape(devices),
+    "phase": request["phase"],
+    "total_steps": config.total_steps,
+    "config_values": promise.step_values(recipe),
+    "versions": promise.select_versions(process.package_versions()),
     **_describe_step(request["step"], config, parts, task, step),
   }
-  answer["memory"]["hbm"] = topology.chip.memory if topology.chip else None
+  answer["memory"]["hbm"] = _device_memory(topology, devices[0])
   start = time.perf_counter()
   with record_cores() as used:
     lowered = step.lower()
@@ -69,7 +86,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   start = time.perf_counter()
   cpu_start = time.process_time()
   try:
-    compiled, text, options = _compile(request["step"], lowered, devices[0])
+    compiled, text, options = _compile(request["step"], config, lowered, devices[0])
   except Exception as error:
     shortage = _memory_shortage(error)
     if shortage is None:
@@ -89,6 +106,8 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   program = Program(text)
   rows = collectives(program, mesh)
   answer |= _costs(answer, topology, program, rows, rules.mesh.devices)
+  if topology.kind == hardware.LOCAL and request["step"] == "train":
+    answer |= _measure(answer, config, parts, compiled, step.batch)
   answer["verdict"] = _verdict(answer)
   return answer
 
@@ -123,13 +142,38 @@ def _describe_step(kind: str, config, parts: Parts, task, step: steps.Step) -> d
   }
 
 
+def _device_memory(topology: hardware.Topology, device: jax.Device) -> float | None:
+  """Return the bytes of a device's memory; None for devices that share their host's."""
+  if topology.chip:
+    return topology.chip.memory
+  statistics = device.memory_stats() or {}
+  return statistics.get("bytes_limit")
+
+
+def _measure(
+  answer: dict[str, Any], config, parts: Parts, step: jax.stages.Compiled, batch
+) -> dict[str, Any]:
+  """Return the measured seconds of a step on the devices of this machine, and their MFU."""
+  seconds = timing.time_step(config, parts, step, batch)
+  peak = config.peak_flops
+  if not peak:
+    peak, _ = device_peak.peak_flops(jax.devices()[0])
+  mfu = answer["model_flops"] / (seconds * peak * answer["devices"]) if peak else None
+  return {"seconds": {"step": seconds}, "mfu": mfu}
+
+
 def _compile(
-  step: str, lowered: jax.stages.Lowered, device
+  step: str, config, lowered: jax.stages.Lowered, device
 ) -> tuple[jax.stages.Compiled, str, dict[str, str]]:
   """Return (the compiled program, its text, the options that training would compile it with)."""
-  if device.platform == "cpu":
-    compiled = lowered.compile()
-    return compiled, compiled.as_text(), {}
+  if device.platform != "tpu":
+    options = {}
+    if step == "train":
+      options = compilation.gpu_options(config, device)
+      compiled, _ = compilation.compile_lowered_step(lowered, device, **options)
+    else:
+      compiled = lowered.compile()
+    return compiled, compiled.as_text(), options
   # libtpu writes the text itself: jaxlib, which would read the program back, may be older and
   # refuse instructions.
   with tempfile.TemporaryDirectory() as folder:
@@ -283,6 +327,8 @@ def main(request_file: str, answer_file: str) -> None:
   try:
     request = json.loads(pathlib.Path(request_file).read_text())
     trust.begin_command((), request["trust"])
+    if request["topology"] == hardware.LOCAL:
+      process.prepare()  # as training does
     if request["search"]:
       answer = {"candidates": search.candidates(request)}
     else:

@@ -1,6 +1,7 @@
-"""Describe named hardware, such as `v5e:16x16` or `cpu:8`, as devices to compile for.
+"""Describe named hardware, such as `v5e:16x16`, `cpu:8` or `local`, as devices to compile for.
 
-TPU topologies come from libtpu, the compiler of TPU hosts, which needs no TPU (the extra `plan`).
+`local` is the devices of this machine. TPU topologies come from libtpu, the compiler of TPU hosts,
+which needs no TPU (the extra `plan`).
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 
 from t5x_like.errors import UserError, did_you_mean, one_line
 
+LOCAL = "local"  # the kind of the devices of this machine
 LIBRARY = "TPU_LIBRARY_PATH"  # the path of libtpu.so, if libtpu is not an installed package
 
 
@@ -60,6 +62,8 @@ CHIPS = {
   "v6e": Chip(32 * 2**30, 1.638e12, 90e9, 1.75e9, WIDE_UNITS, "s8"),
   "tpu7x": Chip(96 * 2**30, 3.69e12, 100e9, 2.2e9, WIDE_UNITS, "f8", devices=2),
 }
+_TPU_SHAPE = r"[1-9]\d*(x[1-9]\d*){1,2}"
+_SHAPES = {"cpu": r"[1-9]\d*", LOCAL: ""}  # of devices without a torus
 _FLAT = ("v5e", "v6e")  # of two dimensions
 _POD_SIDE = 16  # chips; only a dimension as long as the pod closes to a ring
 # of the other chips: optical switches close every dimension of a slice of whole cubes
@@ -69,7 +73,7 @@ NETWORK = 6.25e9  # bytes per second and chip between slices, over the data-cent
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """A parsed `--topology`: `v5e:16x16` is ("v5e", "16x16"), `cpu:8` is ("cpu", "8")."""
+  """A parsed `--topology`: `v5e:16x16` is ("v5e", "16x16"), `local` is ("local", "")."""
 
   kind: str
   shape: str
@@ -77,16 +81,14 @@ class Topology:
 
   @property
   def name(self) -> str:
+    if self.kind == LOCAL:
+      return LOCAL
     suffix = f" x {self.slices} slices" if self.slices > 1 else ""
     return f"{self.kind}:{self.shape}{suffix}"
 
   @property
   def chip(self) -> Chip | None:
     return CHIPS.get(self.kind)
-
-  @property
-  def platform(self) -> str:
-    return "cpu" if self.chip is None else "tpu"
 
   @property
   def dimensions(self) -> tuple[tuple[int, bool], ...]:
@@ -105,26 +107,26 @@ def parse(text: str, slices: int = 1) -> Topology:
     UserError: the kind is unknown, the shape is invalid, or several slices are of CPUs.
   """
   kind, _, shape = text.partition(":")
-  kinds = ("cpu", *CHIPS)
+  kinds = ("cpu", LOCAL, *CHIPS)
   if kind not in kinds:
     raise UserError(
       f"--topology={text}: unknown kind {kind!r}{did_you_mean(kind, kinds)}; there are "
       f"{', '.join(kinds)}"
     )
-  pattern = r"[1-9]\d*" if kind == "cpu" else r"[1-9]\d*(x[1-9]\d*){1,2}"
+  pattern = _SHAPES.get(kind, _TPU_SHAPE)
   if not re.fullmatch(pattern, shape):
     raise UserError(
       f"--topology={text}: found the shape {shape!r}, expected one like cpu:8, "
-      "v5e:16x16 or v5p:4x4x4"
+      "v5e:16x16 or v5p:4x4x4, or local without a shape"
     )
   if kind in _FLAT and (shape.count("x") > 1 or max(map(int, shape.split("x"))) > _POD_SIDE):
     raise UserError(
       f"--topology={text}: found the shape {shape!r}, expected two sides of at most "
       f"{_POD_SIDE} chips"
     )
-  if slices < 1 or kind == "cpu" and slices > 1:
+  if slices < 1 or kind not in CHIPS and slices > 1:
     raise UserError(
-      f"--slices={slices}: expected at least 1, and 1 for cpu; several slices are for TPUs"
+      f"--slices={slices}: expected at least 1, and 1 for {kind}; several slices are for TPUs"
     )
   return Topology(kind, shape, slices)
 
@@ -157,11 +159,13 @@ def library() -> str:
 def environment(topology: Topology) -> dict[str, str]:
   """Return the environment variables of a process that compiles for a topology.
 
-  The process never looks for devices.
+  Unless the topology is `local`, the process never looks for devices.
 
   Raises:
     UserError: as `library`.
   """
+  if topology.kind == LOCAL:
+    return {}
   if topology.chip is None:
     flags = re.sub(
       r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", "")
@@ -189,6 +193,8 @@ def devices(topology: Topology) -> list:
   import jax
   from jax.experimental import topologies
 
+  if topology.kind == LOCAL:
+    return jax.devices()
   if topology.chip is None:
     return jax.devices("cpu")
   name = f"{topology.kind}:{topology.shape}"
@@ -240,3 +246,20 @@ def links(group: list, topology: Topology) -> float:
   chips = {(getattr(device, "slice_index", 0), chip) for device, chip in zip(group, coordinates)}
   groups_per_chip = topology.chip.devices * len(chips) / len(group)
   return (total or 1.0) / max(1.0, groups_per_chip)
+
+
+def platform(topology: Topology, devices: list) -> str:
+  """Return the platform of a topology's devices, whose defaults the planned step has."""
+  return "tpu" if topology.chip else devices[0].platform
+
+
+def slice_shape(devices: list) -> str:
+  """Return the shape in chips of the slice of TPU devices, such as 16x16x1; "" for other devices.
+
+  All slices of a job have the same shape.
+  """
+  coordinates = [getattr(device, "coords", None) for device in devices]
+  if not all(coordinates):
+    return ""
+  lengths = [max(values) - min(values) + 1 for values in zip(*coordinates)]
+  return "x".join(map(str, lengths))

@@ -1,4 +1,4 @@
-"""Read the prices of chips from a file, and price a number of steps.
+"""Read the prices of chips from a file, and price the steps of a plan.
 
 The file is TOML:
 
@@ -10,12 +10,14 @@ The file is TOML:
 """
 
 import dataclasses
+import math
 import tomllib
-from typing import Annotated
+from typing import Annotated, Any
 
 from t5x_like import slots
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files.paths import as_path
+from t5x_like.planning.hardware import Topology
 
 _SECONDS_PER_HOUR = 3600.0
 _Name = Annotated[str, slots.Condition("a name such as USD", lambda text: text.isalnum())]
@@ -48,23 +50,6 @@ class Prices:
     return chip_hours * self.per_chip_hour[kind]
 
 
-@dataclasses.dataclass(frozen=True)
-class Bill:
-  """The time and the price of a number of steps.
-
-  Attributes:
-    steps: the number of steps.
-    hours: hours of all chips at once.
-    chip_hours: hours times chips.
-    price: in the currency of the prices.
-  """
-
-  steps: int
-  hours: float
-  chip_hours: float
-  price: float
-
-
 def read_prices(path: str) -> Prices:
   """Read a file of prices.
 
@@ -86,15 +71,52 @@ def read_prices(path: str) -> Prices:
   return dataclasses.replace(prices, per_chip_hour=per_chip_hour)
 
 
-def bill(prices: Prices, kind: str, chips: int, steps: int, seconds_per_step: float) -> Bill:
-  """Return the time and the price of steps on some chips.
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+  """The number of steps to price; by default the recipe's.
 
-  Args:
-    kind: of the chips, a key of the prices.
+  Attributes:
+    steps: a number of steps, or None.
+    tokens: a number of tokens, or images of a model of images; None for none.
+    prices: the prices of chips; None to count hours only.
+  """
+
+  steps: int | None
+  tokens: float | None
+  prices: Prices | None
+
+  def steps_of(self, plan: dict[str, Any]) -> int:
+    """Return the number of steps of a plan's batches, the last one perhaps in part.
+
+    Raises:
+      UserError: neither this nor the recipe has a number.
+    """
+    if self.tokens is not None:
+      return math.ceil(self.tokens / plan["tokens"])
+    steps = self.steps if self.steps is not None else plan["total_steps"]
+    if steps is None:
+      raise UserError(
+        "config.total_steps: found None, a number of epochs, which a plan does not count; give "
+        "--steps or --tokens"
+      )
+    return steps
+
+
+def plan_bill(plan: dict[str, Any], topology: Topology, quantity: Quantity) -> dict[str, Any]:
+  """Return the hours of a quantity by a plan's seconds, and its price: a plan's `bill`.
+
+  All steps count as those of the planned phase.
 
   Raises:
-    UserError: as `Prices.price_of`.
+    UserError: as `Quantity.steps_of` and `Prices.price_of`.
   """
-  hours = steps * seconds_per_step / _SECONDS_PER_HOUR
-  chip_hours = hours * chips
-  return Bill(steps, hours, chip_hours, prices.price_of(kind, chip_hours))
+  steps = quantity.steps_of(plan)
+  hours = steps * plan["seconds"]["step"] / _SECONDS_PER_HOUR
+  chips = plan["devices"]
+  if topology.chip:
+    chips //= topology.chip.devices
+  row = {"steps": steps, "chips": chips, "hours": hours, "chip_hours": hours * chips}
+  if quantity.prices:
+    row["price"] = quantity.prices.price_of(topology.kind, hours * chips)
+    row["currency"] = quantity.prices.currency
+  return row

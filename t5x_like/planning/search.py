@@ -68,7 +68,8 @@ def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
   topology = hardware.parse(request["topology"], request["slices"])
   devices = hardware.devices(topology)
   config = recipes.load(request["config"], request["overrides"])
-  config, task = steps.resolve(config, topology.platform, request["phase"])
+  platform = hardware.platform(topology, devices)
+  config, task = steps.resolve(config, platform, request["phase"])
   fitting = []
   for candidate in _candidates(config, task, topology, devices):
     fitting.append(dataclasses.asdict(candidate))

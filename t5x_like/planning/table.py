@@ -25,7 +25,43 @@ def text(plan: dict[str, Any]) -> str:
   lines = [*_setup_lines(plan), "", *_memory_lines(plan["memory"]), ""]
   if "collectives" in plan:
     lines += [*_collective_lines(plan), "", *_cost_lines(plan), ""]
+  if "bill" in plan:
+    lines += [f"{_quantity(plan['bill'])}: {_hours(plan['bill'])}", ""]
   return "\n".join([*lines, plan["verdict"]])
+
+
+def comparison(plans: list[dict[str, Any]]) -> str:
+  """Return a printable table of one step's plans on several topologies."""
+  header = f"{'topology':<22}{'chips':>7}{'GB':>8}{'seconds':>10}{'MFU':>6}"
+  lines = [header]
+  for plan in plans:
+    name = f"{plan['topology']:<22}"
+    if not plan.get("seconds"):
+      lines.append(f"{name} {plan['verdict']}")
+      continue
+    mfu = f"{100 * plan['mfu']:.0f} %" if plan["mfu"] else "-"
+    hours = f"  {_hours(plan['bill'])}" if "bill" in plan else ""
+    chips = plan["bill"]["chips"] if "bill" in plan else plan["devices"]
+    lines.append(
+      f"{name}{chips:>7,}{plan['total_gigabytes']:>8.2f}{plan['seconds']['step']:>10.4g}"
+      f"{mfu:>6}{hours}"
+    )
+    if not plan["fits"]:
+      lines.append(f"  {plan['verdict']}")
+  return "\n".join(lines)
+
+
+def _quantity(bill: dict[str, Any]) -> str:
+  chips = "chip" if bill["chips"] == 1 else "chips"
+  return f"{bill['steps']:,} steps on {bill['chips']:,} {chips}"
+
+
+def _hours(bill: dict[str, Any]) -> str:
+  """Describe the hours of a bill, and its price if there is one."""
+  hours = f"{bill['hours']:,.4g} h, {bill['chip_hours']:,.4g} chip hours"
+  if "price" not in bill:
+    return hours
+  return f"{hours}, {bill['price']:,.2f} {bill['currency']}"
 
 
 def _setup_lines(plan: dict[str, Any]) -> list[str]:
@@ -90,8 +126,10 @@ def _cost_lines(plan: dict[str, Any]) -> list[str]:
     f"GFLOP a device: model {plan['model_flops'] / plan['devices'] / _GIGA:,.2f}, program "
     f"{plan['hlo_flops'] / _GIGA:,.2f}{kernels}; compiled in {plan['compile_seconds']:.0f} s"
   ]
-  if "seconds" in plan:
+  if "products" in plan.get("seconds", {}):
     lines += _seconds_lines(plan)
+  elif "seconds" in plan:
+    lines += ["", *_measured_lines(plan)]
   if plan.get("dearest"):
     lines += ["", "dearest operations: seconds, executions, traced name, type"]
     for operation in plan["dearest"]:
@@ -137,6 +175,16 @@ def ranking(plans: list[dict[str, Any]]) -> str:
 def _title(plan: dict[str, Any]) -> str:
   flags = [f" --config.{override}" for override in plan["overrides"]]
   return f"{plan['step']} step of {plan['config']} on {plan['topology']}{''.join(flags)}"
+
+
+def _measured_lines(plan: dict[str, Any]) -> list[str]:
+  """Describe the time of a step that was measured on the devices of this machine."""
+  seconds = plan["seconds"]["step"]
+  rate = plan["tokens"] / seconds
+  mfu = f"; MFU {100 * plan['mfu']:.1f} %" if plan["mfu"] else ""
+  return [
+    f"measured seconds: {seconds:.4g} a step on a batch of ones; {rate:,.0f} {plan['unit']}/s{mfu}"
+  ]
 
 
 def _seconds_lines(plan: dict[str, Any]) -> list[str]:
