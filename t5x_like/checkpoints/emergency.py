@@ -2,7 +2,7 @@
 
 Every few steps each process writes its own shards to a directory of its host: a disk, or memory
 (`/dev/shm`). Where the mesh repeats the state, as `replica` does over slices, each slice then holds
-all of it. A job that has lost hosts goes on from the newest step that the processes hold together:
+all of it. A job that lost hosts continues from the newest step that the processes hold together:
 a process reads its shards at home, and a new host receives its shards over the mesh from the
 devices with the same shards. Otherwise the job restores the ordinary checkpoint.
 
@@ -219,7 +219,7 @@ class EmergencyCheckpoints(Checkpoints):
 
     See `save` for the arguments.
 
-    A process that cannot write its copy warns and goes on.
+    A process that cannot write its copy prints a warning and continues.
 
     Raises:
       NumericError: naming a tensor that is not finite.

@@ -63,7 +63,7 @@ class ObjectSteps:
     self._failed: BaseException | None = None
     self._copies = HostCopies()
     self._agreed: dict[int, list[str]] = {}  # the directories of each step
-    self._damaged: set[str] = set()  # directories that a reader has passed over
+    self._damaged: set[str] = set()  # directories that a reader has skipped
     # the attempts that earlier runs did not finish, once listed
     self._interrupted: list[str] | None = None
     self._written: int | None = None

@@ -1,4 +1,4 @@
-"""The tensors to save: fingerprints, and copies so that training goes on while they are written.
+"""Fingerprints of the tensors to save, and copies, so that training continues during writing.
 
 A fingerprint is 64 bits over every bit and its position, computed where the tensor lives. A
 checkpoint stores one per tensor, so that corruption on disk is detected. It is a sum (modulo 2**32)

@@ -218,8 +218,7 @@ def _wait_for_turn(
 ) -> Iterator[None]:
   """Wait for the lock of a request and hold it; at a URL, a lease, unless the store exists.
 
-  The holder gives signs of life every few seconds. A process that ends, for whatever reason, loses
-  its lock.
+  The holder of a lease renews it every few seconds. A process that ends loses its lock.
   """
   name = f".{request}.lock"
   directory = as_path(root)

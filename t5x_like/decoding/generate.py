@@ -37,7 +37,7 @@ def greedy(
     model: a decoder or an encoder-decoder; applying `unrolled.prepare_for_decoding` beforehand
       saves work in every call.
     batch: the features that its `prompt` and `start_decoding` read. Prompts may be padded on either
-      side; a row of padding alone generates nothing.
+      side; a row of only padding generates nothing.
     max_length: maximal number of new tokens.
     transforms: applied to the logits first; see `sampling`.
     eos: ids that end a row; None for the model's.

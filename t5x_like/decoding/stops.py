@@ -11,9 +11,9 @@ class StopStrings:
   """A test of whether a token completes one of some strings, which may begin and end within tokens.
 
   The automaton of Aho and Corasick (1975) reads the strings byte by byte; its table here has a step
-  for every token and state. Tokens that lead alike from every state share a row, so the table is
-  small. A string is in at most as many tokens as it has bytes, so a step reads no more than these,
-  and nothing is carried from step to step. (A string with tokens without text between its own may
+  for every token and state. Tokens with the same transitions share a row, so the table is small. A
+  string is in at most as many tokens as it has bytes, so a step reads no more than these, and
+  nothing is carried from step to step. (A string with tokens without text between its own may
   escape the device, never `through_stop`.)
 
   Args:

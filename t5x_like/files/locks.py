@@ -42,7 +42,7 @@ class LocksUnsupported(OSError):
 class Lock(contextlib.AbstractContextManager):
   """A lock on a local file or directory, held until it is closed or the process ends.
 
-  It belongs to this process alone: neither a program that it starts nor a fork of it keeps the
+  It belongs only to this process: neither a program that it starts nor a fork of it keeps the
   lock. It is valid only while the file keeps its name: a process that finds no file creates one and
   locks that.
 

@@ -1,4 +1,4 @@
-"""Classify the errors of object stores, whatever the client; see docs/reference/exit-codes.md.
+"""Classify the errors of object stores, from any client; see docs/reference/exit-codes.md.
 
 fsspec's clients (gcsfs, s3fs, adlfs, http), TensorStore and the operating system each have their
 own exceptions for the same answers. `error_kind` classifies them; `errors.translate_error` turns a

@@ -139,7 +139,7 @@ class Attention(Layer):
 
 
 def attention_scope(mask: Mask):
-  """Return the named scope of the core's operations, which tells the FLOP count if it is causal."""
+  """Return the named scope of the core's operations; it states causality for the FLOP count."""
   is_causal = mask.causal and mask.k_prefix is None
   return jax.named_scope(CAUSAL_SCOPE if is_causal else "attention")
 

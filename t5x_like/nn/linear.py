@@ -97,7 +97,7 @@ class Linear(nnx.Module):
   def apply_jointly(layers: Sequence["Linear"], x: jax.Array) -> list[jax.Array]:
     """Apply layers that read the same input; see `apply_jointly`.
 
-    Kernels split over devices by their first axis alone (FSDP) are joined: one gather, one product
+    Kernels split over devices only by their first axis (FSDP) are joined: one gather, one product
     and one reduce-scatter replace several, and a small collective costs as much as a large one.
     """
     input_axis = layers[0].kernel.axes[-2]

@@ -33,7 +33,7 @@ class Objective(Base):
   extra_features = ("decoder_target_tokens", "decoder_loss_weights")
   outputs = {"scores": 2}
   unit = "mean of examples"
-  likelihood = True  # `loss` is the labels' alone
+  likelihood = True  # the reported `loss` is the loss of the labels only
   reported_sums = ("loss", "correct", "language_model_loss", "language_model_accuracy")
   advice = "set --config.task.architecture=decoder"
   multi_row = True

@@ -38,7 +38,7 @@ _STUCK_SECONDS = 3.0
 
 
 class Engine(engines.Engine):
-  """An engine of `workers` processes, or of this one alone."""
+  """An engine with `workers` processes, or with only this one."""
 
   def __init__(self, workers: int, options: Sequence[str] = ()):
     self._workers = workers

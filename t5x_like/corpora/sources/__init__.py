@@ -180,7 +180,7 @@ def open_source(
   """Open a source by its spelling; see the top of this file.
 
   Args:
-    source: `format:rest`, or a format alone.
+    source: `format:rest`, or only a format.
     fields: the fields in use, so that formats can skip the others; empty means all.
     data_dir: directory for prepared TensorFlow datasets; None is TFDS's default.
 

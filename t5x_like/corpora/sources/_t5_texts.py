@@ -91,7 +91,7 @@ _TRIVIA = "squad trivia question:"
 
 
 def squad_context_free(record: Record, where: str, training: bool) -> Iterator[Record]:
-  """Yield a question alone."""
+  """Yield a question without its context."""
   yield from squad(record, where, training, context=False)
 
 

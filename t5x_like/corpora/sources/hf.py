@@ -1,6 +1,6 @@
 """`hf:NAME[/config][@split]`: a data set of the Hugging Face Hub, or a local directory.
 
-The library `datasets` loads it. NAME is `owner/name`, or a name alone. The data set is downloaded
+The library `datasets` loads it. NAME is `owner/name`, or only a name. The data set is downloaded
 once, into `data_dir` or the cache of `datasets`. `@split` keeps one split. Class labels become
 their names; images stay encoded, as bytes. Data sets whose files are Python scripts are refused by
 the library: nothing read is executed.

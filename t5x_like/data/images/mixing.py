@@ -51,7 +51,7 @@ class Mixing:
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return (the mixed image, the share of the first in it).
 
-    It is the first image alone, with a share of 1, if the random numbers do not call for mixing.
+    It is the first image, with a share of 1, if the random numbers do not call for mixing.
     """
     if self.mixup and self.cutmix:
       cutmix_probability = self.switch

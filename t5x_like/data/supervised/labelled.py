@@ -191,7 +191,7 @@ def read_parallel(
 def batch_from_reader(
   read: Callable[[np.ndarray], dict[str, np.ndarray]], features: Features
 ) -> BatchFunction:
-  """Make a task's `batch` from a function of the example indices alone."""
+  """Make a task's `batch` from a function that takes only the example indices."""
   dtypes = [getattr(tf, feature.dtype) for feature in features.values()]
 
   def read_arrays(index_B: np.ndarray) -> list[np.ndarray]:

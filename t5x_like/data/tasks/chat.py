@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on conversations, for decoders, with loss on the answers alone.
+"""Supervised fine-tuning on conversations, for decoders, with loss on the answers only.
 
 Ouyang et al. 2022, section 3.5, call it SFT.
 

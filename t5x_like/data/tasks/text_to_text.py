@@ -7,7 +7,7 @@ Raffel et al. 2020, section 2.4.
                  "targets": "{de}", "inputs_length": 512, "targets_length": 512}
 
 The first use of a split tokenises it and stores the ids in `cache`; training reads the ids.
-`python -m tools.prepare_examples --config=…` does the first step alone. See `data/supervised/` for
+`python -m tools.prepare_examples --config=…` does only the first step. See `data/supervised/` for
 templates, prepared examples and packing.
 
 For an encoder-decoder, a record becomes inputs + EOS and targets + EOS. For a decoder, it becomes

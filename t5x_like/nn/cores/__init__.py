@@ -131,7 +131,7 @@ class Core(nnx.Module):
       bias, position, softcap, dropout, key: see `Softmax`.
       log_name: the name under which `record_cores` records the core.
     Returns:
-      [B, T, N, H] in the dtype of `q`. Logits and softmax are float32 whatever the dtype of the
+      [B, T, N, H] in the dtype of `q`. Logits and softmax are float32 for any dtype of the
       inputs.
     Raises:
       UserError: the core does not support the call.

@@ -16,7 +16,7 @@ from t5x_like.nn.layer import Statistics
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-  """The choices of a router; floats are float32, whatever the compute dtype.
+  """The choices of a router; floats are float32 for any compute dtype.
 
   Attributes:
     logits_BTE: router logits, noise included.

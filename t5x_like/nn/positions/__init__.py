@@ -39,7 +39,7 @@ class Position(nnx.Module):
     return x_BTNH
 
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
-    """Return float32 [B or 1, N, T, S], added to the logits; it depends on positions alone."""
+    """Return float32 [B or 1, N, T, S], added to the logits; it depends only on positions."""
     return None
 
   def bias_of_distance(self, relative_X: jax.Array) -> jax.Array | None:

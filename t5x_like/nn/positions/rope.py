@@ -95,7 +95,7 @@ class YarnScaling:
     return frequency_P * factor_P
 
   def _channel(self, turns: float, theta: float, pairs: int) -> float:
-    """Return the channel that turns so many times within the original length."""
+    """Return the channel that makes this number of turns within the original length."""
     wavelength = self.original_length / (2 * math.pi * turns)
     return pairs * math.log(wavelength) / math.log(theta)
 
