@@ -31,8 +31,9 @@ import sys
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from launch import commands
+from launch import commands, spending
 from launch.commands import Job, Shell, last_line, log, parse_answer
+from launch.spending import Chips
 from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, handle_errors
 from t5x_like.redaction import redact_tree
 
@@ -41,6 +42,8 @@ _UNKNOWN = "unknown"
 _IMAGE_FOLDERS = ("t5x_like", "configs", "launch", "tools")  # copied by launch/Dockerfile
 _IMAGE = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")
 _WEEK_SECONDS = 7 * 24 * 3600
+_CHECK_SECONDS = 600  # for the image and for launch/preflight.py at the start of a pod
+_NODE_SECONDS = 900.0  # in which a pool with autoscaling removes nodes after their pods
 _STOP_SECONDS = 600.0  # in addition to the grace period
 # Disks and memory of a node in which a job may have a directory. The rest belongs to the system.
 _HOST_FOLDERS = ("/dev/shm", "/mnt/disks", "/tmp", "/var/tmp")
@@ -115,13 +118,21 @@ def _slice_job(job: Job, args) -> dict:
     "completions": hosts,
     "completionMode": "Indexed",
     "backoffLimit": 0,
-    "activeDeadlineSeconds": math.ceil(3600 * args.max_hours),
+    "activeDeadlineSeconds": _deadline_seconds(args),
     "podFailurePolicy": {"rules": rules},
     "template": {
       "metadata": {"labels": {"app": job.name}},
       "spec": _pod(args, container, node_labels),
     },
   }
+
+
+def _deadline_seconds(args) -> int:
+  """Return the longest duration of a start."""
+  seconds = math.ceil(3600 * args.max_hours)
+  if args.limit is None:
+    return seconds
+  return min(seconds, math.ceil(3600 * args.limit.hours) + args.grace_seconds + _CHECK_SECONDS)
 
 
 def _pod(args, container: dict, node_labels: dict) -> dict:
@@ -150,10 +161,15 @@ def _pod(args, container: dict, node_labels: dict) -> dict:
 def _container(job: Job, args, hosts: int, devices: dict) -> dict:
   """Return the container that checks its host and then runs the train command."""
   platform = "gpu" if _is_gpu(args) else "tpu"
-  train = f"{commands.preflight_line(job, platform)} && exec {commands.quote(*job.command)}"
+  preflight = commands.preflight_line(job, platform)
+  train = f"{preflight} && exec {commands.quote(*job.command)}"
+  if args.limit is not None:
+    train = spending.limit_command(preflight, commands.quote(*job.command), args.grace_seconds)
   command = f"{commands.job_key_line()}; {train}"
   if _is_elastic(args):
     command = f"{commands.job_key_line()}{_RESTART_SUFFIX}; {_member_line(job, args, hosts, train)}"
+  if args.limit is not None:
+    command = "; ".join([*spending.until_lines(args.limit), command])
   environment = dict(job.environment)
   if _is_gpu(args):  # On a TPU slice jax finds the hosts itself.
     command = f'export JAX_PROCESS_ID="$JOB_COMPLETION_INDEX"; {command}'
@@ -439,7 +455,16 @@ def _make_parser() -> commands.Parser:
     default=168.0,
     help="longest duration of one start; each restart counts from 0 (default: 168)",
   )
+  spending.add_flags(parser)
   return parser
+
+
+def _chips(args) -> Chips:
+  """Return the accelerators of the job."""
+  kind = spending.chip_kind(args.accelerator)
+  if _is_gpu(args):
+    return Chips(kind, args.nodes * args.gpus_per_node)
+  return Chips(kind, args.slices * math.prod(int(n) for n in args.topology.split("x")))
 
 
 def _check_start(args) -> None:
@@ -477,6 +502,9 @@ def main(argv: list[str] | None = None) -> int:
     check_host_directory(args.host_directory)
   if args.action == "start":
     _check_start(args)
+    reserve_seconds = args.grace_seconds + _NODE_SECONDS
+    limit = spending.set_limit(args, _chips(args), args.max_hours, reserve_seconds)
+    args.limit = limit if spending.is_limited(args) else None
     return start(job, args, shell)
   if args.action == "stop":
     stop(job.name, args, shell)

@@ -17,6 +17,7 @@ removes it.
 """
 
 import json
+import math
 import os
 import pathlib
 import sys
@@ -25,14 +26,17 @@ import tempfile
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from launch import commands
+from launch import commands, spending
 from launch.commands import Job, Shell, last_line, log, parse_answer
+from launch.spending import Chips
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, handle_errors
 
 # Exit codes after which SkyPilot always restarts. The last two are those of signals before the
 # first step.
 _RESTARTED_CODES = (EXIT_TRANSIENT, EXIT_PREEMPTED, 130, 143)
 _LAUNCH_SECONDS = 1800.0  # the first job waits for the controller's machine
+_GRACE_SECONDS = 600.0
+_RESERVE_SECONDS = 1200.0  # for the save, and for SkyPilot to delete the machines
 _FINAL_STATES = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
@@ -66,10 +70,36 @@ def task(job: Job, args) -> dict:
         '  export JAX_COORDINATOR_ADDRESS="$(echo "$SKYPILOT_NODE_IPS" | head -n 1):8476"',
         '  export JAX_NUM_PROCESSES="$SKYPILOT_NUM_NODES" JAX_PROCESS_ID="$SKYPILOT_NODE_RANK"',
         "fi",
-        f"{commands.preflight_line(job)} && exec {commands.quote(*job.command)}",
+        *_train_lines(job, args),
       ]
     ),
   }
+
+
+def _train_lines(job: Job, args) -> list[str]:
+  """Return the lines that check a host and train, until the limit if the job has one."""
+  preflight = commands.preflight_line(job)
+  train = commands.quote(*job.command)
+  if args.limit is None:
+    return [f"{preflight} && exec {train}"]
+  limited = spending.limit_command(preflight, train, _GRACE_SECONDS)
+  return [*spending.until_lines(args.limit), limited]
+
+
+def _chips(args) -> Chips:
+  """Return the accelerators of the job.
+
+  Raises:
+    UserError: --accelerators has no number of chips.
+  """
+  name, _, count = args.accelerators.partition(":")
+  if name.startswith("tpu-"):
+    if not name.rpartition("-")[2].isdecimal():
+      raise UserError(f"--accelerators={name}: expected a size at the end, such as -16")
+    return spending.chips_of_tpu(name, args.nodes)
+  if count and not count.isdecimal():
+    raise UserError(f"--accelerators={args.accelerators}: expected a number after the colon")
+  return Chips(name, int(count or 1) * args.nodes)
 
 
 def state(name: str, shell: Shell) -> str | None:
@@ -150,7 +180,9 @@ def main(argv: list[str] | None = None) -> int:
     metavar="NAME",
     help="secret variable of this environment",
   )
+  spending.add_flags(parser)
   args = commands.parse(parser, argv)
+  args.limit = None
   job = commands.read_job(args)
   shell = Shell(args.dry_run)
   commands.check_remote(job, "the cloud")
@@ -163,6 +195,9 @@ def main(argv: list[str] | None = None) -> int:
       )
   if args.action == "start":
     commands.check_train_command(args, folders=())
+    if args.prices or spending.is_limited(args):
+      limit = spending.set_limit(args, _chips(args), math.inf, _RESERVE_SECONDS)
+      args.limit = limit if spending.is_limited(args) else None
     return start(job, args, shell)
   if args.action == "status":
     print(f"{job.name}: {(state(job.name, shell) or 'no such job').lower()}")

@@ -15,9 +15,11 @@ With --slices=N, the job is N batch jobs of --nodes nodes, whose tasks meet in t
 lost one returns to the queue, and its slice joins again when it runs.
 
 Other options of sbatch are given as --sbatch=--OPTION=VALUE. A job uses its nodes until it ends,
-each time for at most --time or the limit of the partition. Nothing else is created.
+each time for at most --time or the limit of the partition. --budget and --deadline end it after a
+save (launch/spending.py). Nothing else is created.
 """
 
+import math
 import pathlib
 import re
 import shlex
@@ -26,8 +28,9 @@ import sys
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from launch import commands
+from launch import commands, spending
 from launch.commands import Job, Shell, last_line, log
+from launch.spending import Chips
 from t5x_like.errors import (
   EXIT_TRANSIENT,
   EXITS_NOT_RESTARTED,
@@ -51,6 +54,7 @@ exit $code
 """
 # Files in the workdir.
 _STOP = "slurm.stop"  # if it exists, a job that ends does not return to the queue
+_BEGIN = "slurm.begin"  # time of the first start, from which a budget counts
 _FATAL_CODES = "slurm.code"  # exit codes of tasks that another start cannot cure
 
 
@@ -93,13 +97,24 @@ def script(
   code_file = commands.quote(pathlib.Path(log_path).with_name(code_name))
   fatal_codes = "|".join(map(str, EXITS_NOT_RESTARTED))
   task = f"{_SRUN} bash -c {shlex.quote(_TASK.format(fatal_codes=fatal_codes))} {code_file}"
-  if slice_ is None:
+  if slice_ is None and args.limit is not None:
+    run_line = f"{task} bash -c {commands.quote(_train_line(job, args))}"
+    ended_codes = f"0|{fatal_codes}"
+  elif slice_ is None:
     run_line = f"{task} {commands.preflight_line(job)} && {task} {commands.quote(*job.command)}"
     ended_codes = f"0|{fatal_codes}"
   else:
     run_line = f"{task} bash -c {commands.quote(_member_line(job, args, slice_))}"
     # The hosts have restarted the command themselves; only a slice that was lost returns.
     ended_codes = f"0|1|{EXIT_TRANSIENT}|{fatal_codes}"
+  until_lines = []
+  limit_lines = []
+  if args.limit is not None:
+    begin_file = commands.quote(pathlib.Path(log_path).with_name(_BEGIN))
+    until_lines = spending.until_lines(args.limit, begin_file)
+    limit_lines = [
+      '[ "$(date +%s)" -ge "$T5X_LIKE_UNTIL" ] && exit "$code"  # the end of the limit'
+    ]
   lines = [
     "#!/bin/bash",
     *map(_directive, directives),
@@ -107,10 +122,12 @@ def script(
     key_line or commands.job_key_line(),
     f"cd {commands.quote(args.directory or commands.ROOT)} || exit 2",
     f"rm -f {code_file}",
+    *until_lines,
     run_line,
     "code=$?",
     f'[ -s {code_file} ] && code="$(head -n 1 {code_file})"',
     f'[ -e {stop_file} ] && exit "$code"  # stopped by `stop`',
+    *limit_lines,
     f'case "$code" in {ended_codes}) exit "$code" ;; esac',
     f'if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {args.restarts} ]; then',
     '  echo "[launcher] exit code $code: back into the queue (restart '
@@ -133,13 +150,22 @@ def _member_line(job: Job, args, slice_: int) -> str:
     "restarts": args.restarts,
     "grace_seconds": args.grace_seconds,
   }
-  train = f"{commands.preflight_line(job)} && exec {commands.quote(*job.command)}"
+  train = _train_line(job, args)
   task_flags = '--worker="$SLURM_PROCID" --address="$(hostname)"'
   member = commands.member_line(job, "", limits)
   line = f"exec {member} {task_flags} -- bash -c {commands.quote(train)}"
   if args.gpus_per_node and tasks_per_node > 1:
     line = f'export JAX_LOCAL_DEVICE_IDS="$SLURM_LOCALID"; {line}'
   return line
+
+
+def _train_line(job: Job, args) -> str:
+  """Return a line of a script that checks a host and trains, within a limit if there is one."""
+  preflight = commands.preflight_line(job)
+  train = commands.quote(*job.command)
+  if args.limit is not None:
+    return spending.limit_command(preflight, train, args.grace_seconds)
+  return f"{preflight} && exec {train}"
 
 
 def _tasks_per_node(args) -> int:
@@ -221,7 +247,8 @@ def _prepare_folder(job: Job, shell: Shell) -> pathlib.Path:
   folder = pathlib.Path(job.workdir)
   if not shell.dry_run:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _STOP).unlink(missing_ok=True)
+    for name in (_STOP, _BEGIN):
+      (folder / name).unlink(missing_ok=True)
   return folder
 
 
@@ -293,7 +320,13 @@ def _make_parser() -> commands.Parser:
   parser.add_argument(
     "--sbatch", action="append", default=[], metavar="OPTION", help="another option of sbatch"
   )
+  spending.add_flags(parser)
   return parser
+
+
+def _chips(args) -> Chips:
+  """Return the accelerators of the job, whose kind SLURM does not tell."""
+  return Chips("gpu", args.slices * args.nodes * (args.gpus_per_node or 1))
 
 
 def _check_flags(job: Job, args, directory: str) -> None:
@@ -355,6 +388,8 @@ def main(argv: list[str] | None = None) -> int:
   _check_flags(job, args, directory)
   commands.check_train_command(args, directory=directory)
   if args.action == "start":
+    limit = spending.set_limit(args, _chips(args), math.inf, args.grace_seconds)
+    args.limit = limit if spending.is_limited(args) else None
     return start(job, args, shell)
   if args.action == "logs":
     return shell.stream(["tail", "-n", "200", *_log_paths(job, args)])

@@ -14,8 +14,11 @@ from t5x_like.terminal_text import escape_controls
 _LAST_ACTIONS_SECONDS = 60.0  # for requests under way at the end to be known, and deleted
 
 
-def run(args: argparse.Namespace, job: Job, shell: Shell) -> int:
+def run(args: argparse.Namespace, job: Job, shell: Shell, deadline: float | None = None) -> int:
   """Perform an action of `launch/tpu_vm.py` for a job with a queued resource for each slice.
+
+  Args:
+    deadline: latest end of the job in seconds of `time.monotonic`.
 
   Returns:
     The exit code of the launcher.
@@ -23,7 +26,7 @@ def run(args: argparse.Namespace, job: Job, shell: Shell) -> int:
   clouds = []
   for slice_ in range(args.slices):
     clouds.append(Slices(f"{job.name}-{slice_}", single_slice_arguments(args), shell))
-  elastic_job = ElasticJob(job, args, clouds)
+  elastic_job = ElasticJob(job, args, clouds, deadline)
   if args.action == "start":
     return elastic_job.start()
   if args.action == "delete":
@@ -42,15 +45,19 @@ class ElasticJob:
 
   Args:
     clouds: the queued resource of each slice.
+    deadline: latest end of the job in seconds of `time.monotonic`; None without one.
   """
 
-  def __init__(self, job: Job, args: argparse.Namespace, clouds: list[Slices]):
+  def __init__(
+    self, job: Job, args: argparse.Namespace, clouds: list[Slices], deadline: float | None
+  ):
     self._job = job
     self._args = args
     self._clouds = clouds
     self._control = f"bash jobs/{job.name}/control.sh"
     self._key = ""
-    self._deadline: float | None = None
+    self._deadline = deadline
+    self._has_begun = False
 
   def start(self) -> int:
     """Train to the end, delete the slices and return the exit code."""
@@ -114,7 +121,10 @@ class ElasticJob:
           return code
         self._note_begin(fleet)
         if self._is_over() and give_up_time is None:
-          log(f"{self._args.max_hours:g} hours are over (--max_hours); the run saves and ends")
+          message = tpu_vm.LIFETIME_MESSAGE.format(self._args.max_hours)
+          log(f"{message}; the run saves and ends")
+          if not self._has_begun:
+            return EXIT_PREEMPTED
           self._signal_to_stop()
           give_up_time = time.monotonic() + tpu_vm.GRACE_SECONDS
         if give_up_time is not None and time.monotonic() > give_up_time:
@@ -127,8 +137,10 @@ class ElasticJob:
   def _note_begin(self, fleet: Fleet) -> None:
     """Count the lifetime from the first slice that trains."""
     is_training = any(state.phase is Phase.TRAINING for state in fleet.states)
-    if self._deadline is None and is_training:
-      self._deadline = time.monotonic() + 3600 * self._args.max_hours
+    if is_training and not self._has_begun:
+      self._has_begun = True
+      end = time.monotonic() + 3600 * self._args.max_hours
+      self._deadline = end if self._deadline is None else min(end, self._deadline)
 
   def _is_over(self) -> bool:
     return self._deadline is not None and time.monotonic() > self._deadline

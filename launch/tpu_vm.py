@@ -12,11 +12,12 @@ again, repeats a failed request up to `--requests` times, and restarts a failed 
 `--restarts` times unless the exit code says that this is useless (docs/reference/exit-codes.md).
 
 A slice is billed as long as it exists. It is deleted when the job has finished, failed finally or
-was stopped. It is also deleted `--max_hours` after its creation, after a save. `--keep` prevents
-both. Without a launcher, after ^C or a crash of this machine, the first host deletes the slice an
-hour after the job's end or at the end of its lifetime, if the service account of the VM has the
-permission. `stop` lets the run save, waits for its end and deletes the slice. `delete` deletes it
-at once. `status` and `logs` change nothing. All actions take the same flags.
+was stopped. It is also deleted `--max_hours` after its creation, after a save, and earlier if
+`--budget` or `--deadline` demand it (launch/spending.py). `--keep` prevents all of this. Without a
+launcher, after ^C or a crash of this machine, the first host deletes the slice an hour after the
+job's end or at the end of its lifetime, if the service account of the VM has the permission. `stop`
+lets the run save, waits for its end and deletes the slice. `delete` deletes it at once. `status`
+and `logs` change nothing. All actions take the same flags.
 
 With --slices=N, all slices are one request: they come and go together. With --least_slices=M, each
 is a request of its own: the job trains on M of them or more, and a slice that the cloud takes away
@@ -38,7 +39,7 @@ from dataclasses import dataclass
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from launch import commands
+from launch import commands, spending
 from launch.commands import EXIT_NO_ANSWER, Job, Shell, last_line, log, parse_answer
 from t5x_like.errors import (
   EXIT_PREEMPTED,
@@ -79,6 +80,9 @@ _GUARD_WAIT_SECONDS = 3600  # time after the end of the job for the launcher to 
 GRACE_SECONDS = 900.0  # time for a save at the end of the lifetime
 EXIT_INTERRUPTED = 130
 WORKER = "%WORKER%"  # in a command for hosts: the number of the host in its slice
+# Billed after the order to save, until the cloud has deleted the slices.
+_RESERVE_SECONDS = GRACE_SECONDS + 600.0
+LIFETIME_MESSAGE = "{:g} hours are over (--max_hours), or --budget or --deadline is reached"
 _LOGS = pathlib.Path("~/.cache/t5x_like/launch")
 # The script that controls the job on a host: `control.sh start | state | stop | end | guard | log`.
 # The job is a process group. TERM makes it save and end, and its exit code is kept. After `stop`,
@@ -136,6 +140,10 @@ class Deleted(Exception):
   """Reports that another command has deleted the slice."""
 
 
+class Expired(Exception):
+  """Reports that the deadline has passed before there were slices."""
+
+
 @dataclass
 class Slices:
   """The queued resource of a job and its TPU VMs.
@@ -146,8 +154,8 @@ class Slices:
     args: flags of the launcher.
     shell: runs gcloud.
     exists: whether the queued resource existed at the last query.
-    deadline: end of the slices' lifetime in seconds of `time.monotonic`; None before they were
-      first active.
+    deadline: end of the slices' lifetime in seconds of `time.monotonic`; before they were first
+      active, that of --deadline, or None.
   """
 
   name: str
@@ -155,6 +163,7 @@ class Slices:
   shell: Shell
   exists: bool = False
   deadline: float | None = None
+  _has_begun: bool = False
 
   @property
   def nodes(self) -> list[str]:
@@ -206,6 +215,7 @@ class Slices:
     Raises:
       UserError, TransientError: the requests failed; the message has the reason of the last one.
       Deleted: another command has deleted the request.
+      Expired: the deadline has passed.
     """
     if self.shell.dry_run:
       self.state()
@@ -219,6 +229,8 @@ class Slices:
       state = answer.get("state")
       if state == "ACTIVE":
         break
+      if self.is_over():
+        raise Expired(self.name)
       seconds = POLL_SECONDS
       if state is None:
         if printed_state is not None:
@@ -241,8 +253,10 @@ class Slices:
         log(f"waiting for {self.args.accelerator_type} in {self.args.zone}: {state.lower()}")
         printed_state = state
       self.shell.sleep(seconds)
-    if self.deadline is None:
-      self.deadline = time.monotonic() + 3600 * self.args.max_hours - self._age_seconds()
+    if not self._has_begun:
+      self._has_begun = True
+      end = time.monotonic() + 3600 * self.args.max_hours - self._age_seconds()
+      self.deadline = end if self.deadline is None else min(end, self.deadline)
 
   def _count_failure(self, failures: int, answer: dict, wait: float) -> None:
     """Print the reason of a failed request, or raise if the request must not be repeated."""
@@ -548,7 +562,7 @@ def train(slices: Slices, job: Job) -> int:
     if any(codes):  # a host failed, and the others would wait for it forever
       slices.ssh(hosts, f"{control} end")
     if slices.is_over() and not slices.args.keep and math.isinf(give_up_time):
-      log(f"{slices.args.max_hours:g} hours are over (--max_hours); the run saves and ends")
+      log(f"{LIFETIME_MESSAGE.format(slices.args.max_hours)}; the run saves and ends")
       slices.ssh(hosts, f"{control} stop")
       give_up_time = time.monotonic() + GRACE_SECONDS
     if time.monotonic() > give_up_time:
@@ -615,7 +629,11 @@ def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
   failures = 0
   preemptions = 0
   while True:
-    slices.ensure()
+    try:
+      slices.ensure()
+    except Expired:
+      log(f"{job.name}: the deadline has passed without slices (--deadline)")
+      return EXIT_PREEMPTED
     try:
       install(slices, job)
       code = train(slices, job)
@@ -777,7 +795,24 @@ def _make_parser() -> commands.Parser:
   parser.add_argument(
     "--keep", action="store_true", help="do not delete the slice, which is billed, after the job"
   )
+  spending.add_flags(parser)
   return parser
+
+
+def _limit(args) -> float | None:
+  """Shorten the lifetime to the budget; return the deadline in seconds of `time.monotonic`.
+
+  Raises:
+    UserError: the budget or the deadline leaves no time, or --keep would exceed it.
+  """
+  if args.keep and spending.is_limited(args):
+    raise UserError("--keep: the slice would be billed after the end; leave it out with a limit")
+  chips = spending.chips_of_tpu(args.accelerator_type, args.slices)
+  limit = spending.set_limit(args, chips, args.max_hours, _RESERVE_SECONDS)
+  args.max_hours = limit.hours
+  if limit.until is None:
+    return None
+  return time.monotonic() + limit.until - time.time()
 
 
 @handle_errors
@@ -794,11 +829,12 @@ def main(argv: list[str] | None = None) -> int:
   folders = [name for name in _COPIED_FILES if (commands.ROOT / name).is_dir()]
   commands.check_train_command(args, folders=folders)
   shell = Shell(args.dry_run)
+  deadline = _limit(args) if args.action == "start" else None
   if args.least_slices is not None and args.slices > 1:
     from launch import tpu_elastic  # uses this module
 
-    return tpu_elastic.run(args, job, shell)
-  slices = Slices(job.name, args, shell)
+    return tpu_elastic.run(args, job, shell, deadline)
+  slices = Slices(job.name, args, shell, deadline=deadline)
   control = f"bash jobs/{job.name}/control.sh"
   if args.action == "start":
     return start(slices, job, args.restarts)

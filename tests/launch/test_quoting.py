@@ -89,6 +89,7 @@ FLAGS = {
   "host_directory": "",
   "image": "i",
   "least_slices": None,
+  "limit": None,
   "max_hours": 1.0,
   "nodes": 1,
   "partition": "",

@@ -1,5 +1,6 @@
 """Cloud TPU VMs are created, used, retried and deleted through a fake gcloud."""
 
+import datetime
 import fcntl
 import io
 import json
@@ -249,7 +250,10 @@ def test_a_run_saves_and_its_slice_is_deleted_at_the_end_of_its_lifetime(cloud, 
   handler = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75)))"
   program = f"import signal, sys, time; {handler}; time.sleep(30)"
   assert start(keep=False, program=program) == 75
-  assert "168 hours are over (--max_hours)" in capsys.readouterr().err
+  assert (
+    "168 hours are over (--max_hours), or --budget or --deadline is reached"
+    in capsys.readouterr().err
+  )
   assert len(calls("queued-resources", "create")) == 1
   assert not read_requests(cloud)
 
@@ -268,6 +272,32 @@ def test_the_first_host_deletes_a_slice_without_launcher(hours, program, cloud, 
     time.sleep(0.1)
   (deleted,) = calls("queued-resources", "delete")
   assert {"--force", "--async"} <= set(deleted)
+
+
+def test_a_run_ends_within_its_budget(cloud, capsys, monkeypatch, tmp_path):
+  monkeypatch.setattr(tpu_vm, "_RESERVE_SECONDS", 0.0)
+  prices = tmp_path / "prices.toml"
+  prices.write_text('currency = "USD"\n[per_chip_hour]\nv5e = 1.0\n')
+  cloud()
+  # eight chips for three seconds
+  flags = (f"--prices={prices}", f"--budget={8 * 3 / 3600}")
+  assert start(*flags, keep=False, program=SAVES) == 75
+  err = capsys.readouterr().err
+  assert "8 chips (v5e) at 1 USD an hour each: 8.00 USD an hour, at most 0.01 USD" in err
+  assert "the run saves and ends" in err
+  assert not read_requests(cloud)
+
+
+@pytest.mark.parametrize("slices", [(), ("--slices=2", "--least_slices=1")])
+def test_a_deadline_ends_the_wait_for_slices(slices, cloud, capsys, monkeypatch):
+  monkeypatch.setattr(tpu_vm, "_RESERVE_SECONDS", 0.0)
+  waiting = [["WAITING_FOR_RESOURCES"]]
+  cloud(states={"0": waiting, "1": waiting} if slices else waiting)
+  moment = datetime.datetime.fromtimestamp(time.time() + 3).isoformat()
+  begin = time.monotonic()
+  assert start(*slices, f"--deadline={moment}", keep=False) == 75
+  assert time.monotonic() - begin < 60
+  assert not read_requests(cloud)
 
 
 def test_failing_requests_are_limited_and_state_the_reason(cloud, capsys, monkeypatch):
@@ -507,6 +537,10 @@ RECIPE = (*TRAIN, WORKDIR, "--config=configs/t5/base.py")
     (("--name=Bad_Name", *SCRIPT), "--name=Bad_Name"),
     (("--env=NO_SUCH_VARIABLE", *SCRIPT), "NO_SUCH_VARIABLE"),
     (("--requests=0", *SCRIPT), "--requests=0"),
+    (("--budget=9", *SCRIPT), "--budget=9: the price is not known"),
+    (("--budget=none", *SCRIPT), "--budget"),
+    (("--deadline=2027-01-01", *SCRIPT), "expected a date and a time"),
+    (("--keep", "--deadline=2099-01-01T00:00", *SCRIPT), "--keep"),
     (("--max_hours=soon", *SCRIPT), "--max_hours"),
     (("--max_hours=nan", *SCRIPT), "--max_hours"),
     ((*TRAIN, WORKDIR, "--config=configs/llama/8bb.py"), "did you mean 'configs/llama/8b.py'"),
