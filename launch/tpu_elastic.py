@@ -58,6 +58,7 @@ class ElasticJob:
     self._key = ""
     self._deadline = deadline
     self._has_begun = False
+    self._first_time = time.monotonic()
 
   def start(self) -> int:
     """Train to the end, delete the slices and return the exit code."""
@@ -143,7 +144,11 @@ class ElasticJob:
       self._deadline = end if self._deadline is None else min(end, self._deadline)
 
   def _is_over(self) -> bool:
-    return self._deadline is not None and time.monotonic() > self._deadline
+    """Return whether the lifetime is over, or the time to wait for a first slice."""
+    now = time.monotonic()
+    if not self._has_begun and now > self._first_time + 3600 * self._args.max_hours:
+      return True
+    return self._deadline is not None and now > self._deadline
 
   def _finish(self, code: int) -> int:
     """Save the logs, and delete the slices."""

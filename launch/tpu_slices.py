@@ -74,6 +74,7 @@ class SliceState:
 
   Attributes:
     failures: requests or installations that failed one after another.
+    refusals: requests in a row for which the cloud had no capacity.
     absences: queries in a row that have not found a resource that was there.
     next_time: earliest time of the next request or installation.
     quiet_time: since when the hosts do not answer, or some have ended; None if all train.
@@ -84,6 +85,7 @@ class SliceState:
 
   phase: Phase = Phase.ABSENT
   failures: int = 0
+  refusals: int = 0
   absences: int = 0
   next_time: float = 0.0
   quiet_time: float | None = None
@@ -135,8 +137,18 @@ def count_failure(
     return dataclasses.replace(
       state, phase=Phase.ABANDONED, failures=failures, code=code, reason=reason
     )
-  wait = min(limits.longest_wait, limits.first_wait * 2.0 ** (failures - 1))
-  return dataclasses.replace(state, failures=failures, next_time=now + wait, reason=reason)
+  next_time = now + _wait_seconds(failures, limits)
+  return dataclasses.replace(state, failures=failures, next_time=next_time, reason=reason)
+
+
+def count_refusal(state: SliceState, now: float, limits: Limits) -> SliceState:
+  """Return the state after the cloud had no capacity.
+
+  The number of these requests has no limit; the job's lifetime bounds the wait for capacity.
+  """
+  refusals = state.refusals + 1
+  next_time = now + _wait_seconds(refusals, limits)
+  return dataclasses.replace(state, refusals=refusals, next_time=next_time)
 
 
 def job_code(states: Sequence[SliceState], limits: Limits) -> int | None:
@@ -156,6 +168,11 @@ def job_code(states: Sequence[SliceState], limits: Limits) -> int | None:
   if len(states) - len(abandoned_codes) < limits.least_slices:
     return choose_exit_code(abandoned_codes)
   return None
+
+
+def _wait_seconds(tries: int, limits: Limits) -> float:
+  """Return the wait after a number of tries in a row."""
+  return min(limits.longest_wait, limits.first_wait * 2.0 ** (tries - 1))
 
 
 def _decide_absent(state: SliceState, now: float) -> tuple[SliceState, Action]:
@@ -302,16 +319,7 @@ class Fleet:
     if is_accepted:
       self.states[slice_] = dataclasses.replace(self.states[slice_], phase=Phase.REQUESTED)
     else:
-      # A lack of capacity has no limit of tries; the job's lifetime bounds the wait.
-      wait = count_failure(self.states[slice_], "no capacity", self._clock(), self._limits)
-      failures = min(wait.failures, self._limits.requests - 1)
-      self.states[slice_] = dataclasses.replace(
-        wait,
-        phase=Phase.ABSENT,
-        failures=failures,
-        code=None,
-        next_time=max(wait.next_time, self._clock() + self._limits.first_wait),
-      )
+      self.states[slice_] = count_refusal(self.states[slice_], self._clock(), self._limits)
 
   def _attempt(self, slice_: int, act: Callable[[], None]) -> None:
     """Act, and note a failure."""

@@ -82,6 +82,7 @@ EXIT_INTERRUPTED = 130
 WORKER = "%WORKER%"  # in a command for hosts: the number of the host in its slice
 # Billed after the order to save, until the cloud has deleted the slices.
 _RESERVE_SECONDS = GRACE_SECONDS + 600.0
+_LEAST_POLLS = 10  # while waiting for slices with a short lifetime
 LIFETIME_MESSAGE = "{:g} hours are over (--max_hours), or --budget or --deadline is reached"
 _LOGS = pathlib.Path("~/.cache/t5x_like/launch")
 # The script that controls the job on a host: `control.sh start | state | stop | end | guard | log`.
@@ -141,7 +142,7 @@ class Deleted(Exception):
 
 
 class Expired(Exception):
-  """Reports that the deadline has passed before there were slices."""
+  """Reports that there were no slices before the deadline, or within the lifetime of slices."""
 
 
 @dataclass
@@ -156,6 +157,7 @@ class Slices:
     exists: whether the queued resource existed at the last query.
     deadline: end of the slices' lifetime in seconds of `time.monotonic`; before they were first
       active, that of --deadline, or None.
+    has_begun: whether the slices have been active.
   """
 
   name: str
@@ -163,7 +165,7 @@ class Slices:
   shell: Shell
   exists: bool = False
   deadline: float | None = None
-  _has_begun: bool = False
+  has_begun: bool = False
 
   @property
   def nodes(self) -> list[str]:
@@ -215,7 +217,7 @@ class Slices:
     Raises:
       UserError, TransientError: the requests failed; the message has the reason of the last one.
       Deleted: another command has deleted the request.
-      Expired: the deadline has passed.
+      Expired: there were no slices before the deadline or within --max_hours.
     """
     if self.shell.dry_run:
       self.state()
@@ -224,12 +226,13 @@ class Slices:
     failures = 0
     wait = POLL_SECONDS
     printed_state = None
+    last_time = time.monotonic() + max(3600 * self.args.max_hours, _LEAST_POLLS * POLL_SECONDS)
     while True:
       answer = self.describe()
       state = answer.get("state")
       if state == "ACTIVE":
         break
-      if self.is_over():
+      if self.is_over() or time.monotonic() > last_time:
         raise Expired(self.name)
       seconds = POLL_SECONDS
       if state is None:
@@ -253,8 +256,8 @@ class Slices:
         log(f"waiting for {self.args.accelerator_type} in {self.args.zone}: {state.lower()}")
         printed_state = state
       self.shell.sleep(seconds)
-    if not self._has_begun:
-      self._has_begun = True
+    if not self.has_begun:
+      self.has_begun = True
       end = time.monotonic() + 3600 * self.args.max_hours - self._age_seconds()
       self.deadline = end if self.deadline is None else min(end, self.deadline)
 
@@ -619,7 +622,7 @@ def start(slices: Slices, job: Job, restarts: int) -> int:
     if slices.exists:
       log(slices.billing_note())
     raise
-  if not slices.args.keep and not slices.shell.dry_run:
+  if slices.has_begun and not slices.args.keep and not slices.shell.dry_run:
     save_logs(slices, job)
   return slices.delete_unless_kept(code)
 
@@ -632,7 +635,7 @@ def _train_to_the_end(slices: Slices, job: Job, restarts: int) -> int:
     try:
       slices.ensure()
     except Expired:
-      log(f"{job.name}: the deadline has passed without slices (--deadline)")
+      log(f"{job.name}: no slices within {slices.args.max_hours:g} hours or before --deadline")
       return EXIT_PREEMPTED
     try:
       install(slices, job)

@@ -117,7 +117,9 @@ def test_the_remaining_slice_goes_on_and_the_lost_one_is_taken_back(quick, tmp_p
   where = tmp_path / "lost"
   with Process(command(where, *job, steps=LONG_STEPS), **quick) as process:
     assert process.until(lambda: count_metrics(where / "run") >= 8), process.end()
-    os.kill(process.children()[0], signal.SIGKILL)
+    workers = process.children()
+    for host in (0, 1):
+      os.kill(workers[host], signal.SIGKILL)
     begin = time.monotonic()
     for host in (0, 1):
       shutil.rmtree(where / str(host))

@@ -250,6 +250,17 @@ def test_waits_between_requests_double_up_to_a_limit():
   assert waits == [10, 20, 40, 80, 100, 100]
 
 
+def test_a_lack_of_capacity_is_waited_for_longer_and_longer_but_never_given_up():
+  state = SliceState()
+  limits = Limits(least_slices=1, requests=3, first_wait=10, longest_wait=100)
+  waits = []
+  for _ in range(6):
+    state = tpu_slices.count_refusal(state, 0.0, limits)
+    waits.append(state.next_time)
+  assert waits == [10, 20, 40, 80, 100, 100]
+  assert state.phase is Phase.ABSENT
+
+
 @pytest.mark.parametrize("state", ["UNKNOWN", "CREATING", "ACCEPTED", None])
 def test_only_a_slice_that_the_cloud_took_away_is_deleted(state):
   for phase in Phase:

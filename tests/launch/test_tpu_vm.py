@@ -300,6 +300,16 @@ def test_a_deadline_ends_the_wait_for_slices(slices, cloud, capsys, monkeypatch)
   assert not read_requests(cloud)
 
 
+@pytest.mark.parametrize("slices", [(), ("--slices=2", "--least_slices=1")])
+def test_the_wait_for_capacity_is_limited(slices, cloud, capsys):
+  stock_out = "RESOURCE_EXHAUSTED: There is no more capacity in the zone"
+  cloud(create_errors=[stock_out] * 99)
+  begin = time.monotonic()
+  assert start(*slices, f"--max_hours={3 / 3600}", keep=False) == 75
+  assert time.monotonic() - begin < 60
+  assert not read_requests(cloud)
+
+
 def test_failing_requests_are_limited_and_state_the_reason(cloud, capsys, monkeypatch):
   waits = []
   monkeypatch.setattr(tpu_vm.Shell, "__init__", shell_that_counts(waits))
