@@ -13,6 +13,7 @@ import os
 #   3: tasks may begin their windows at different tokens in every epoch.
 EDITION = 3
 _default_directory = "data/prepared"  # until `use_cache` names a workdir
+_announced: set[str] = set()  # lines that were printed
 
 
 def use_cache(workdir: str) -> None:
@@ -24,3 +25,14 @@ def use_cache(workdir: str) -> None:
 def cache_directory() -> str:
   """Return the directory or URL of prepared data, without a trailing slash."""
   return (os.environ.get("T5X_LIKE_CACHE") or _default_directory).rstrip("/")
+
+
+def announce(line: str, detail: str = "") -> None:
+  """Print a line about the data, once in a process: several tasks may open the same store.
+
+  Args:
+    detail: the end of the line, which may differ each time.
+  """
+  if line not in _announced:
+    _announced.add(line)
+    print(f"data: {line}{detail}", flush=True)

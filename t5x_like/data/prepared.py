@@ -125,12 +125,6 @@ class PreparedStore(StoreKind):
     )
 
 
-@functools.cache
-def announce(line: str) -> None:
-  """Print a line about the data, once in a process: several tasks may open the same store."""
-  print(f"data: {line}", flush=True)
-
-
 def open_source_fields(name: str, fields: tuple[str, ...], data_dir: str | None) -> Source:
   """Open a source of records with these fields, given in any order and number."""
   return open_source(name, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)

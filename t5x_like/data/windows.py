@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from t5x_like import data
 from t5x_like.data import random
 from t5x_like.data.features import BatchFunction
 from t5x_like.data.preprocessors import as_decoder
@@ -77,10 +78,9 @@ def open_tokens(
         remedy = f"; or delete {path} and it is made again" if callable(store) else ""
         raise type(error)(f"{error}{remedy}") from error
       _open[path, verify] = tokens
-      print(
-        f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, "
-        f"{tokens.verification}",
-        flush=True,
+      data.announce(
+        f"{path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents",
+        f", {tokens.verification}",
       )
   _check_ends(tokens, documents_end)
   return tokens

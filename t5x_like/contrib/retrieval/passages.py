@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from t5x_like import data
 from t5x_like.corpora.sources import Record, Skip
-from t5x_like.data import prepared
 from t5x_like.data.supervised import example_store
 from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import LabelledArguments
@@ -80,7 +80,7 @@ class Passages:
     )
     num_cut = int((store.lengths["passage"] > length).sum())
     if num_cut:
-      prepared.announce(
+      data.announce(
         f"{store.path}: {num_cut:,} of {store.num_examples:,} passages cut to {length} tokens"
       )
     return cls(store, length, vocabulary)

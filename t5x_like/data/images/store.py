@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like import trust
+from t5x_like import data, trust
 from t5x_like.corpora.engines import processes
 from t5x_like.corpora.image_files import ANNOTATED_SIZE
 from t5x_like.corpora.job import ItemBatch, StoredBatch, describe_skipped
@@ -83,9 +83,9 @@ class ImageStore:
     for name in arrays:
       self.notes[name] = store.read_values(name), np.diff(store.read_ends(name), prepend=0)
     class_count = f" of {len(self.classes)} classes" if self.classes else ""
-    prepared.announce(
-      f"{self.path}: {self.num_images:,} images{class_count}"
-      f"{describe_skipped(self.skipped)}; {store.verification}"
+    data.announce(
+      f"{self.path}: {self.num_images:,} images{class_count}{describe_skipped(self.skipped)}",
+      f"; {store.verification}",
     )
 
   @property

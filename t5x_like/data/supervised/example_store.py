@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like import data
 from t5x_like.corpora import builtin
 from t5x_like.corpora.engines import batches
 from t5x_like.corpora.job import ItemBatch, StoredBatch, describe_skipped
@@ -76,8 +77,9 @@ class ExampleStore:
     self.lengths = {name: np.diff(ends, prepend=0) for name, ends in self.ends.items()}
     sizes = ", ".join(f"{counts[name]:,} tokens of {name}" for name in streams)
     skipped = describe_skipped(store.manifest.skipped)
-    prepared.announce(
-      f"{self.path}: {self.num_examples:,} examples, {sizes}{skipped}; {store.verification}"
+    data.announce(
+      f"{self.path}: {self.num_examples:,} examples, {sizes}{skipped}",
+      f"; {store.verification}",
     )
 
   @property

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from t5x_like import data
 from t5x_like.corpora import progress_files
-from t5x_like.data import prepared
 from t5x_like.data.supervised import bins
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files.paths import as_path
@@ -135,7 +135,7 @@ def plan_examples(
     arrangement = "unpacked"
   *stream_shares, total_share = examples_plan.utilisation
   streams = [f"{share:.1%} of {limit:,}" for share, limit in zip(stream_shares, limits)]
-  prepared.announce(
+  data.announce(
     f"{path}: {examples_plan.examples.size:,} examples {arrangement}, {total_share:.1%} of "
     f"positions used ({', '.join(streams)})"
   )

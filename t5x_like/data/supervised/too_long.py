@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from t5x_like.data import prepared
+from t5x_like import data
 from t5x_like.errors import UserError
 
 TooLong = Literal["refuse", "skip", "truncate"]
@@ -46,7 +46,7 @@ def fit(
       "raise that length, or set config.task.too_long to skip or truncate"
     )
   if too_long == "truncate":
-    prepared.announce(
+    data.announce(
       f"{where}: {over_N.sum():,} of {over_N.size:,} examples truncated ({longest} tokens)"
     )
     return np.arange(len(lengths_ND)), np.minimum(lengths_ND, limits)
@@ -55,7 +55,7 @@ def fit(
     raise UserError(
       f"{where}: all {over_N.size:,} examples are too long ({longest} tokens); raise that length"
     )
-  prepared.announce(
+  data.announce(
     f"{where}: {over_N.sum():,} of {over_N.size:,} examples skipped, too long ({longest} tokens)"
   )
   return used, lengths_ND[used]
@@ -94,7 +94,5 @@ def drop_unanswered(
       f"of {where} fill it"
     )
   if not has_answer_n.all():
-    prepared.announce(
-      f"{where}: {(~has_answer_n).sum():,} examples skipped, whose prompt fills a row"
-    )
+    data.announce(f"{where}: {(~has_answer_n).sum():,} examples skipped, whose prompt fills a row")
   return used[has_answer_n], lengths_nD[has_answer_n]

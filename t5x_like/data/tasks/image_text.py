@@ -21,8 +21,7 @@ import dataclasses
 
 import numpy as np
 
-from t5x_like import vocabularies
-from t5x_like.data import prepared
+from t5x_like import data, vocabularies
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import captions, examples, layout, store
 from t5x_like.data.task import Task, unfingerprinted
@@ -93,7 +92,7 @@ class Arguments(examples.ImageArguments):
     )
     texts = captions.Captions(image_store, vocabulary, self.length)
     if texts.cut:
-      prepared.announce(
+      data.announce(
         f"{image_store.path}: {texts.cut:,} of {len(texts):,} captions cut to {self.length} tokens"
       )
 

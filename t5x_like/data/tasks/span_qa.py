@@ -28,9 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like import vocabularies
+from t5x_like import data, vocabularies
 from t5x_like.corpora.sources import Record, Skip, field_value
-from t5x_like.data import prepared
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.supervised.answers import Contexts, parse_answers, window_with_most_context
 from t5x_like.data.supervised.example_store import Example, ExampleStore
@@ -168,7 +167,7 @@ class _ContextWindows:
     self._begin_W = stride * within_W
     self._window_with_most_context = functools.lru_cache(1)(self._find_most_context)
     num_cut = (store.lengths["question"] > question_length).sum()
-    prepared.announce(
+    data.announce(
       f"{store.path}: {store.num_examples:,} questions ({num_cut:,} cut to {question_length} "
       f"tokens) in {self.example_W.size:,} windows"
     )

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from t5x_like.data import prepared
+from t5x_like import data
 from t5x_like.data.features import Feature, Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.supervised.labelled import batch_from_reader
@@ -77,9 +77,9 @@ class Arguments(TaskArguments):
       return self._build_built_in()
     examples = _open(self.store, self.split, self.verify)
     features = _store_features(examples)
-    prepared.announce(
-      f"{examples.path}: {examples.num_items:,} examples with "
-      f"{_describe_teacher(examples)}; {examples.verification}"
+    data.announce(
+      f"{examples.path}: {examples.num_items:,} examples with {_describe_teacher(examples)}",
+      f"; {examples.verification}",
     )
 
     def read(index_B: np.ndarray) -> dict[str, np.ndarray]:

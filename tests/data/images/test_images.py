@@ -11,9 +11,10 @@ from PIL import Image
 from chances import assert_fits, assert_share
 from image_files import NOISE, VARIED_FILES, encode, write_folders
 from refusals import refuses
+from t5x_like import data
 from t5x_like.corpora import image_files
 from t5x_like.corpora.sources import open_source
-from t5x_like.data import loader, prepared, random, task
+from t5x_like.data import loader, random, task
 from t5x_like.data.images import store
 from t5x_like.data.images.mixing import find_partners
 from t5x_like.quiet_tensorflow import tf
@@ -46,9 +47,9 @@ def decode_pixels(content: bytes) -> np.ndarray:
 
 
 def test_a_line_about_the_data_is_printed_once(capsys):
-  for _ in range(2):
-    prepared.announce("a store of one image")
-  assert capsys.readouterr().out == "data: a store of one image\n"
+  for seconds in range(2):
+    data.announce("a store of one image", f"; checked in {seconds} s")
+  assert capsys.readouterr().out == "data: a store of one image; checked in 0 s\n"
 
 
 def test_unusable_files_are_counted_and_images_are_stored_as_8_bit_grey_or_rgb(tmp_path, capsys):

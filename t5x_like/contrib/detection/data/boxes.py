@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like import data
 from t5x_like.corpora.image_files import FORMATS
 from t5x_like.corpora.sources import Record, Source, field_value
-from t5x_like.data import prepared
 from t5x_like.data.images.store import ImageNotes, ImageStore
 from t5x_like.data.supervised.labels import label_number, number_labels
 from t5x_like.errors import UserError
@@ -166,7 +166,7 @@ def read_boxes(store: ImageStore) -> Boxes:
       left_out[reason] = int(count)
   if left_out:
     counts = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-    prepared.announce(f"{store.path}: {counts}")
+    data.announce(f"{store.path}: {counts}")
   _, boxes_per_image = store.notes["boxes"]
   return Boxes(
     ends=np.cumsum(boxes_per_image),

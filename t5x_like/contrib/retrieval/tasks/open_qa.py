@@ -21,7 +21,7 @@ import dataclasses
 
 import numpy as np
 
-from t5x_like import vocabularies
+from t5x_like import data, vocabularies
 from t5x_like.contrib.retrieval.passages import (
   Passages,
   check_padding,
@@ -31,7 +31,6 @@ from t5x_like.contrib.retrieval.passages import (
 )
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data import features as layouts
-from t5x_like.data import prepared
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.labelled import ExampleRows, LabelledArguments, LabelledTask
@@ -174,7 +173,7 @@ class Arguments(LabelledArguments):
 def _find_own_passages(store: ExampleStore, passages: Passages) -> np.ndarray:
   """Return the number of the passage that contains each text, int64 [N]; -1 for none."""
   own_N = passages.find_digests(np.asarray(store.arrays["own"]))
-  prepared.announce(
+  data.announce(
     f"{store.path}: {(own_N >= 0).sum():,} of {own_N.size:,} texts are from a passage, which "
     "is not retrieved for them (config.task.own)"
   )
