@@ -77,7 +77,8 @@ def enable(workdir: str) -> str:
     f"; the oldest {trimmed} are removed, for at most {_MAX_BYTES / 1e9:,.0f} GB" if trimmed else ""
   )
   return (
-    f"compiled programs are kept in {path}: {len(entries)} of {sum(entries) / 1e6:,.0f} MB{notes}"
+    f"compiled programs are kept in {path}: {len(entries)} programs, "
+    f"{sum(entries) / 1e6:,.1f} MB{notes}"
   )
 
 
