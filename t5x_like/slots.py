@@ -158,13 +158,12 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
 
   Args:
     where: the key, for messages, such as `config.task`.
-    name: a name in the registry; if the registry is a package, also `module:function`, imported by
-      `t5x_like.trust`.
+    name: a name in the registry, or `module:function`, imported by `t5x_like.trust`.
     member: the attribute to take from a package's module, such as `Objective`.
   Raises:
     UserError: there is no such name (suggests the nearest), or `trust.import_function` refuses.
   """
-  if isinstance(name, str) and ":" in name and not isinstance(registry, Mapping):
+  if isinstance(name, str) and ":" in name:
     return trust.import_function(where, name)
   if name is not None and not isinstance(name, str):
     raise UserError(

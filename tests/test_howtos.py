@@ -42,7 +42,7 @@ def test_every_file_that_the_docs_name_exists():
 
 
 def test_there_is_a_page_for_each_thing_that_can_be_added():
-  topics = {"recipe", "model", "task", "objective", "evaluator", "optimizer", "source"}
+  topics = {"recipe", "model", "task", "objective", "evaluator", "optimizer", "source", "guard"}
   topics.add("position-or-a-core")
   assert topics <= {name.removeprefix("add-a-").removeprefix("add-an-") for name in EXTENSIONS}
 

@@ -64,6 +64,13 @@ class Guard:
       "refused": jnp.where(accepted, 0, watch["refused"] + 1),
     }
 
+  def describe_refusal(self, values: dict[str, float]) -> str:
+    """Describe why an update with these finite metrics was refused, for messages."""
+    return (
+      f"train/loss is {values['loss']:.6g}, more than {self.spike:g} times the running mean "
+      "of its size"
+    )
+
 
 def new_loss_record() -> LossRecord:
   """Return the loss record of a new run.
@@ -119,10 +126,7 @@ def refusal_reason(guard: Guard, values: dict[str, float]) -> str | None:
     if not np.isfinite(values[name]):
       return f"train/{name} is {values[name]}"
   if values["updates_refused"]:
-    return (
-      f"train/loss is {values['loss']:.6g}, more than {guard.spike:g} times the running mean "
-      "of its size"
-    )
+    return guard.describe_refusal(values)
   return None
 
 

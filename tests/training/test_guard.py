@@ -6,15 +6,24 @@ import signal
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import json_lines
-from t5x_like import train
+from refusals import refuses
+from t5x_like import slots, train, trust
 from t5x_like.errors import NumericError
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import phases
-from t5x_like.training.guard import GUARDS, Guard, RefusedSteps, new_loss_record, rollback_target
+from t5x_like.training.guard import (
+  GUARDS,
+  Guard,
+  RefusedSteps,
+  new_loss_record,
+  refusal_reason,
+  rollback_target,
+)
 from t5x_like.training.run import TrainingRun
 from tests.runs import NANO, fingerprints, losses, steps
 
@@ -199,6 +208,35 @@ def test_spikes_are_recognised_for_losses_of_any_sign(mean, jitter, spike):
   verdicts = judge_updates(GUARDS["skip"](spike=2.0, window=10), losses)
   refused = [step for step, (accepted, _) in enumerate(verdicts) if not accepted]
   assert refused == ([40] if spike else [])
+
+
+@dataclasses.dataclass(frozen=True)
+class Steep(Guard):
+  """Refuses updates with a long gradient."""
+
+  def judge(self, watch, loss, gradient_norm):
+    return super().judge(watch, jnp.where(gradient_norm <= 1, loss, jnp.inf), gradient_norm)
+
+  def describe_refusal(self, values):
+    return f"a gradient of {values['gradient_norm']:g}"
+
+
+def steep(*, limit: int = 3) -> Guard:
+  return Steep(skips=True, limit=limit)
+
+
+def test_user_guard_is_named_by_its_module():
+  """It is imported only if the command names it, and its reason is in the message."""
+  values = {"name": f"{__name__}:steep", "limit": 5}
+  trust.admit(values)
+  guard = slots.make("config.guard", values, GUARDS)
+  assert guard.limit == 5
+  accepted, _ = guard.judge(new_loss_record(), jnp.float32(2), jnp.float32(3))
+  assert not accepted
+  metrics = {"loss": 2.0, "gradient_norm": 3.0, "parameter_norm": 1.0, "updates_refused": 1}
+  assert refusal_reason(guard, metrics) == "a gradient of 3"
+  with refuses("config.guard: found 'os:system', which this command does not name"):
+    slots.make("config.guard", {"name": "os:system"}, GUARDS)
 
 
 def test_guard_that_refuses_every_second_update_ends_the_run():
