@@ -17,6 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import time
 from typing import Any
 
@@ -186,6 +187,23 @@ def _wrap(words: list[str]) -> str:
   return "\n".join([*lines, line])
 
 
+def _paragraph(text: str) -> str:
+  """Return a text in lines of the terminal's width, with an empty line after it."""
+  return textwrap.fill(text, _COLUMNS) + "\n\n"
+
+
+def _align(table: str) -> str:
+  """Return the rows of a Markdown table as columns of text."""
+  header, _, *lines = table.strip().splitlines()
+  rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in (header, *lines)]
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  aligned = []
+  for row in rows:
+    cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+    aligned.append("  ".join(["", *cells]).rstrip())
+  return "\n".join(aligned)
+
+
 def _print_title(title: str) -> None:
   print(f"\n=== {title}", flush=True)
 
@@ -323,7 +341,7 @@ def _print_results(
   step = evals[-1]["step"]
   lines = []
   for sentence, completion in zip(_SENTENCES, sentences):
-    lines += [f"      {sentence}", f"      -> {completion}"]
+    lines += [f"  {sentence}", f"  -> {completion}"]
   completions = re.sub(r"<extra_id_\d+>", "____", "\n".join(lines))
   python = pathlib.Path(sys.executable)
   if python.is_relative_to(pathlib.Path.cwd()):
@@ -331,36 +349,45 @@ def _print_results(
   continued = [flag for flag in train_flags if not flag.startswith("--config.total_steps")]
   exactness = ""
   if resumption:
-    exactness = (
-      f"    The run was killed at step {resumption.killed:,} and resumed from step "
-      f"{resumption.resumed:,}. The {resumption.repeated} steps\n    that both processes computed "
-      "agree to the last bit.\n\n"
+    exactness = _paragraph(
+      f"The run was killed at step {resumption.killed:,} and resumed from step "
+      f"{resumption.resumed:,}. The {resumption.repeated} steps that both processes computed agree "
+      "to the last bit."
     )
-  sentences_file = workdir / "try_me.txt"
+  outcome = _paragraph(
+    f"Validation loss {figures['loss']:.3f} nats a token after {step:,} steps; predicting by token "
+    f"frequency alone would cost {figures['unigram_entropy']:.3f} (the unigram entropy of the same "
+    f"targets). Of the spans taken out of held-out text, {figures['span_exact_match']:.1%} are "
+    "restored exactly; giving the commonest span every time would restore "
+    f"{figures['commonest_span']:.1%}."
+  )
+  gain = _paragraph(
+    "The gain of pretraining: the same model, fine-tuned in the same way from fresh weights and "
+    "from the checkpoint, in percent of held-out examples."
+  )
+  predict = [f"--workdir={workdir}", f"--input={workdir}/try_me.txt"]
+  commands = {
+    "train on": ["train", *continued, f"--config.total_steps={2 * step}"],
+    "evaluate": ["evaluate", f"--workdir={workdir}"],
+    "fill in": ["predict", *predict, f"--output={workdir}/filled.jsonl"],
+  }
+  next_lines = []
+  for label, (program, *flags) in commands.items():
+    words = [f"{python} -m t5x_like.{program}", *map(shlex.quote, flags)]
+    next_lines.append(f"{label}:\n{textwrap.indent(_wrap(words), '    ')}")
   print(f"""
 === done in {seconds:.0f} s
-    validation loss {figures["loss"]:.3f} nats a token after {step} steps; predicting by token
-    frequency alone would cost {figures["unigram_entropy"]:.3f} (the unigram entropy of the same
-    targets). Of the spans taken out of held-out text, {figures["span_exact_match"]:.1%} are
-    restored exactly; giving the commonest span every time would restore
-    {figures["commonest_span"]:.1%}.
 
-{exactness}    The model's completions:
+{outcome}{exactness}The model's completions:
 
 {completions}
 
-    The gain of pretraining: the same model, fine-tuned in the same way from fresh weights and from
-    the checkpoint, in percent of held-out examples.
+{gain}{_align(comparison.markdown(table))}
 
-{comparison.markdown(table)}
-    report:      {workdir}/report.html
-    checkpoints: {workdir}/checkpoints
+report:      {workdir}/report.html
+checkpoints: {workdir}/checkpoints
 
-    train on:    {python} -m t5x_like.train {shlex.join(continued)} \\
-                   --config.total_steps={2 * step}
-    evaluate:    {python} -m t5x_like.evaluate --workdir={workdir}
-    fill in:     {python} -m t5x_like.predict --workdir={workdir} --input={sentences_file} \\
-                   --output={workdir}/filled.jsonl
+{chr(10).join(next_lines)}
 """)
   saved = read_identity(workdir)
   if figures["loss"] >= figures["unigram_entropy"] and saved["total_steps"] >= 200:
