@@ -52,11 +52,25 @@ def write(workdirs: Sequence[str], output: str) -> None:
     pathlib.Path(__file__).with_name("comparison.html.j2"),
     names=names,
     verdicts=verdicts,
-    evals=_tabulate_evals(metrics),
+    evals=_group_by_prefix(_tabulate_evals(metrics), "/"),
     charts=_draw_charts(metrics),
-    differences=_compare_configs(configs),
+    differences=_group_by_prefix(_compare_configs(configs), "."),
   )
   outputs.write_output(output, html)
+
+
+def _group_by_prefix(
+  table: list[tuple[str, list[str]]], separator: str
+) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+  """Return the rows of a table by the part of their names before the last separator.
+
+  Names without one come first.
+  """
+  groups: dict[str, list[tuple[str, list[str]]]] = {"": []}
+  for name, cells in table:
+    prefix, _, key = name.rpartition(separator)
+    groups.setdefault(prefix, []).append((key, cells))
+  return [(prefix, rows) for prefix, rows in groups.items() if rows]
 
 
 def _name_runs(workdirs: Sequence[str]) -> list[str]:

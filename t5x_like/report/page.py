@@ -32,6 +32,7 @@ from t5x_like.saved_model.workdir import find_run
 
 FILE = "report.html"
 _MAX_SAMPLES = 8  # of each task
+_SHOWN_SAMPLES = 4  # the others are folded
 # Metrics of evaluations that do not measure quality, by the last part of their names.
 COUNTS_AND_TIMES = ("seconds", "examples", "target_tokens", "sequences")
 _UNSECTIONED = "run"  # the title of the config's keys without a section
@@ -70,6 +71,7 @@ def write_report(workdir, address=None) -> pathlib.Path:
     not_finite=sum(value is None for row in rows for value in row.values()),
     benchmarks=_benchmarks(workdir / "suites"),
     samples=_samples(workdir / "samples"),
+    shown_samples=_SHOWN_SAMPLES,
     pictures=_pictures(workdir / "pictures"),
     next_steps=readable.next_steps(
       address,
@@ -224,26 +226,28 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
   if len(loss):
     recent = max(1, min(100, len(loss) // 10))
     add("Training loss", f"{loss[-recent:].mean():.3f}", f"from {loss[0]:.3f}")
-  for task in _tasks(rows):
+  tasks = _tasks(rows)
+  for task in tasks:
+    prefix = f"{task}: " if len(tasks) > 1 else ""
     _, loss = series(rows, f"eval/{task}/loss")
     _, entropy = series(rows, f"eval/{task}/unigram_entropy")
     if len(loss):
       note = f"unigram entropy {entropy[-1]:.3f}" if len(entropy) else f"best {loss.min():.3f}"
-      add("Eval loss", f"{loss[-1]:.3f}", f"{task}: {note}")
+      add("Eval loss", f"{loss[-1]:.3f}", f"{prefix}{note}")
     _, accuracy = series(rows, f"eval/{task}/accuracy")
     if len(accuracy):
-      note = f"{task}: best {100 * accuracy.max():.1f}%"
+      note = f"{prefix}best {100 * accuracy.max():.1f}%"
       add("Eval accuracy", f"{100 * accuracy[-1]:.1f}%", note)
   for unit in ("Tokens", "Images"):
     _, rate = series(rows, f"train/{unit.lower()}_per_second")
     if len(rate):
-      add(f"{unit} per second", f"{_median(rate):,.0f}", "median")
+      add(f"{unit} / s", f"{_median(rate):,.0f}", "median")
   _, mfu = series(rows, "train/mfu")
   if len(mfu):
     add("MFU", f"{100 * _median(mfu):.1f}%", "median")
   _, goodput = series(rows, "train/goodput")
   if len(goodput):
-    add("Goodput", f"{100 * goodput[-1]:.0f}%", "of the time since the first start")
+    add("Goodput", f"{100 * goodput[-1]:.0f}%", "of the time")
   return headlines
 
 
