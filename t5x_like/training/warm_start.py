@@ -124,7 +124,7 @@ def _check_vocabulary(saved: SavedModel, vocabulary: Vocabulary, name: str) -> N
   if vocabulary.fingerprint != saved.vocabulary_fingerprint:
     raise UserError(
       f"config.task.vocabulary: {name} is not the vocabulary that {saved.path} was trained with; "
-      f"leave the key out, and {saved.path}/vocabulary is used, or prepare the store with it"
+      f"leave the key out, and {saved.vocabulary_directory} is used"
     )
 
 
@@ -273,7 +273,11 @@ def _check_init_vocabulary(config: ConfigDict, vocabulary) -> None:
   """Refuse data of another vocabulary than the run of `config.init`; image classes may differ."""
   if config.init and "vocab_size" in config.model:
     saved = open_saved_model(config.init.workdir, flag=_INIT)
-    _check_vocabulary(saved, vocabulary, "the data's")
+    if vocabulary.fingerprint != saved.vocabulary_fingerprint:
+      raise UserError(
+        f"config.task: the data have another vocabulary than that of {saved.path}; prepare them "
+        f"with --vocabulary={saved.vocabulary_directory}"
+      )
 
 
 def _check_teacher(config: ConfigDict, vocabulary) -> None:
