@@ -114,9 +114,39 @@ def test_links_name_sections_of_the_page(tmp_path):
   fill(tmp_path / "run")
   page = write_report(tmp_path / "run").read_text()
   links = re.findall(r'<a href="#(\w+)">', page)
-  assert links == ["next", "curves", "evaluation", "samples", "config", "environment"]
+  assert links == ["curves", "evaluation", "samples", "next", "config", "environment"]
   for link in links:
     assert page.count(f'<h2 id="{link}">') == 1, link
+
+
+def test_samples_after_the_fourth_are_folded(tmp_path):
+  fill(tmp_path / "run")
+  sample_lines = [
+    json.dumps({"step": 9, "input": f"question {n}", "target": "a", "prediction": "b"})
+    for n in range(6)
+  ]
+  for file in (tmp_path / "run" / "samples").iterdir():
+    file.unlink()
+  (tmp_path / "run" / "samples" / "qa.jsonl").write_text("\n".join(sample_lines))
+  page = write_report(tmp_path / "run").read_text()
+  shown, folded = page.split('<details class="more"><summary>2 more</summary>')
+  assert [n for n in range(6) if f"question {n}" in shown] == [0, 1, 2, 3]
+  assert [n for n in range(6) if f"question {n}" in folded] == [4, 5]
+
+
+def test_a_comparison_groups_metrics_by_task_and_keys_by_section(tmp_path):
+  for name, width in (("a", 8), ("b", 9)):
+    fill(tmp_path / name)
+    config = json.loads((tmp_path / name / "config.json").read_text())
+    config |= {"seed": width, "model": {"name": "t5", "width": width}}
+    (tmp_path / name / "config.json").write_text(json.dumps(config))
+  output = tmp_path / "both.html"
+  assert main([str(tmp_path / "a"), str(tmp_path / "b"), f"--output={output}"]) == 0
+  page = output.read_text()
+  groups = re.findall(r'<tr class="group"><th colspan="3">(.*?)</th>', page)
+  assert groups == ["books", "model"]
+  rows = re.findall(r'<tr><td>(.*?)</td><td class="number">8</td><td class="number">9</td>', page)
+  assert rows == ["seed", "width"]
 
 
 def test_long_names_break_after_underscores_alone(tmp_path):
