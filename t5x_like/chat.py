@@ -2,11 +2,11 @@
 
 python -m t5x_like.chat --workdir=runs/gpt
 
---workdir is the workdir of a run, a Hugging Face directory or the name of a model on the Hub. A
-decoder trained on conversations or published with a chat template answers; any other decoder
-continues your text; an encoder-decoder answers or fills <extra_id_0>; an encoder fills its masks.
-The first line of output names this mode and the template. Answers appear token by token. In the
-terminal, ^C stops an answer, and these commands are understood:
+--workdir is the workdir of a run, a Hugging Face directory, a GGUF file or the name of a model on
+the Hub. A decoder trained on conversations or published with a chat template answers; any other
+decoder continues your text; an encoder-decoder answers or fills <extra_id_0>; an encoder fills its
+masks. The first line of output names this mode and the template. Answers appear token by token. In
+the terminal, ^C stops an answer, and these commands are understood:
 
   /reset           forgets the conversation
   /temperature X   divides the logits by X before sampling; 0 takes the most likely token
@@ -23,6 +23,7 @@ import sys
 from t5x_like import command_line
 from t5x_like.command_line import flag
 from t5x_like.errors import UserError, handle_errors
+from t5x_like.files.gguf_file import is_gguf
 from t5x_like.inference import flags
 
 PORT = 8000
@@ -125,8 +126,9 @@ def _open_talk(args: argparse.Namespace):
     if getattr(args, name) is not None:
       options[name] = getattr(args, name)
   model = library.open_model(args.workdir, recipe=None, overrides=(), step=args.step, batch_size=1)
-  is_on_hub = hub.is_hub_name(args.workdir)
-  compile_cache.enable(f"hf://{args.workdir}" if is_on_hub else args.workdir)
+  # nothing is written beside a published model of one file
+  has_directory = not hub.is_hub_name(args.workdir) and not is_gguf(args.workdir)
+  compile_cache.enable(args.workdir if has_directory else f"hf://{args.workdir}")
   return model.talk(template=args.template, context=args.context, seed=args.seed, **options)
 
 

@@ -29,8 +29,9 @@ question follows --shots examples. With --template=NAME, a decoder answers by a 
 --template=published is the model's own. --max_examples=200 evaluates on the first 200 examples of
 each split, and of each file of questions.
 
-The workdir may also be a Hugging Face directory or a name of the Hub. Without --suite and
---questions it then needs --config=RECIPE with the data.
+The workdir may also be a Hugging Face directory, a name of the Hub or a GGUF file, whose results go
+to a directory beside it. Without --suite and --questions it then needs --config=RECIPE with the
+data.
 """
 
 import dataclasses
@@ -45,6 +46,7 @@ from t5x_like.benchmarks import suites
 from t5x_like.command_line import flag
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import checked_json
+from t5x_like.files.gguf_file import is_gguf
 from t5x_like.files.paths import check_directory, is_remote
 
 _QUESTIONS = "questions"
@@ -176,14 +178,15 @@ def _evaluate(args, overrides: list[str]) -> None:
   if hub.is_hub_name(args.workdir):
     raise hub.missing_model_error(args.workdir, "--workdir")
   process.prepare()
-  data.use_cache(args.workdir)
+  directory = hub.results_directory(args.workdir)
+  data.use_cache(directory)
   saved = open_with_recipe(args.workdir, args.config, overrides)
   config = saved.config
   names = None if args.evals is None else args.evals.split(",")
   evaluation = Evaluation(config, saved.model, build_objective(config), saved.rules, names)
   check_vocabulary(saved, evaluation.task.vocabulary)
   if process.is_first():
-    check_writable("--workdir", args.workdir, ("evaluations",))
+    check_writable("--workdir", directory, ("evaluations",))
   step, arrays = saved.restore(args.step)
   if not config.evals:
     raise UserError("config.evals: found no evaluators; name one, such as --config.evals.loss={}")
@@ -194,9 +197,9 @@ def _evaluate(args, overrides: list[str]) -> None:
     for name, value in group.metrics.items():
       process.log(f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip("."))
     if process.is_first():
-      _write_group(args.workdir, step, label, group)
+      _write_group(directory, step, label, group)
   task = evaluation.task
-  run_report.draw(f"{args.workdir}/evaluations", config, saved, arrays, task, task, groups)
+  run_report.draw(f"{directory}/evaluations", config, saved, arrays, task, task, groups)
 
 
 def _write_group(run_directory: str, step: int, label: str, group) -> None:
@@ -305,10 +308,11 @@ def _run_suites(args, overrides: list[str]) -> None:
     open_saved_model(workdir)  # raises if there is none
   folder = "+".join(loaded_suites) or _QUESTIONS
   scratch_folder = "from_scratch" if args.from_scratch else ""
-  output = pathlib.Path(args.output or f"{workdirs[0]}/suites/{folder}/{scratch_folder}")
-  # Nothing is written into the Hub's cache of a published model.
-  is_published = hub.is_hub_name(addresses[0])
-  process.log(compile_cache.enable(args.output if is_published else workdirs[0]))
+  directory = hub.results_directory(workdirs[0])
+  output = pathlib.Path(args.output or f"{directory}/suites/{folder}/{scratch_folder}")
+  # Nothing is written into the Hub's cache of a published model, or beside a GGUF file.
+  is_published = hub.is_hub_name(addresses[0]) or is_gguf(addresses[0])
+  process.log(compile_cache.enable(str(output) if is_published else workdirs[0]))
   options = suite.Options(
     workdirs,
     output,

@@ -10,10 +10,10 @@ import pytest
 import code_shape
 
 BOUNDS = {
-  "tokens": 604_000,
+  "tokens": 614_700,
   "tokens a line": 5.97,
   "vague names in percent": 0.13,
-  "core modules": 203,
+  "core modules": 208,
   "circles": 0,
 }
 

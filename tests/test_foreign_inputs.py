@@ -25,6 +25,7 @@ from t5x_like.training import workdir as workdirs
 from tests import topics
 from tests.fuzz.harness import Sandbox
 from tests.fuzz.sentinels import MODULE, Sentinels
+from tests.interop import test_gguf
 from tests.recipes import nano
 from tools import convert_hf, few_shot, prepare_data
 
@@ -352,6 +353,36 @@ def test_a_tokenizers_directory_reaches_nothing(change, tmp_path, sentinels, che
   (tmp_path / "here.txt").write_text("a line\n")
   flags = [f"--source=lines:{tmp_path}/here.txt", f"--vocabulary={directory}"]
   check(lambda folder: prepare_data.main([*flags, f"--output={folder}/store"]))
+
+
+TEMPLATE_ATTACKS = (
+  "{{ cycler.__init__.__globals__.os.popen('touch PWNED').read() }}",
+  "{% include 'ELSEWHERE/secret.txt' %}",
+  "{% for i in range(10**12) %}{% for j in range(10**12) %}{% endfor %}{% endfor %}",
+)
+
+
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("attack", TEMPLATE_ATTACKS)
+def test_the_chat_template_of_a_gguf_file_reaches_nothing(
+  attack, tmp_path, sentinels, compiled, monkeypatch
+):
+  """The only program that starts is the one that renders templates, without files."""
+  pytest.importorskip("gguf")
+  directory = test_gguf.write_llama(tmp_path / "model")
+  config = json.loads((directory / "tokenizer_config.json").read_text())
+  config["chat_template"] = fill_elsewhere(attack, sentinels.folder)
+  (directory / "tokenizer_config.json").write_text(json.dumps(config))
+  path = tmp_path / "model.gguf"
+  library.load(str(directory)).save_gguf(str(path))
+  monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/quit\n"))
+  flags = [f"--workdir={path}", "--max_new_tokens=1"]
+  sandbox = Sandbox(tmp_path / "sandbox", seconds=60, allowed_folder=compiled)
+  with sentinels.watching() as events:
+    outcome = sandbox.run("a case", lambda folder: chat.main(flags))
+  assert all("template_program.py" in event for event in events), events
+  assert outcome.end == "refusal", outcome
+  assert outcome.message.startswith("error: "), outcome
 
 
 def test_links_of_the_hubs_cache_are_followed(tmp_path):

@@ -1,14 +1,19 @@
-"""Convert between Hugging Face model directories and workdirs.
+"""Convert between Hugging Face model directories, GGUF files and workdirs.
 
 Examples:
   python -m tools.convert_hf --input=t5-v1_1-small --output=runs/tuned \\
       --config=configs/t5/base.py:small
   python -m tools.convert_hf --input=runs/small --output=exported
+  python -m tools.convert_hf --input=runs/small --output=small.gguf --dtype=q8_0
 
 A workdir made from a Hugging Face directory holds its weights and tokenizer as step 0 of a run,
 from which training starts. Sizes and design come from the directory, all else from the recipe. A
 Hugging Face directory made from a workdir holds the newest checkpoint (or that of --step) and the
 tokenizer, and loads with `transformers`; adapters are merged.
+
+An --output that ends in .gguf is a file for llama.cpp: matrices are float16 or q8_0, blocks of 32
+eight-bit numbers with a scale. It is made from a workdir or a Hugging Face directory. An --input
+that ends in .gguf is read like a Hugging Face directory; without --config it becomes one.
 """
 
 import dataclasses
@@ -17,6 +22,7 @@ import functools
 from t5x_like import command_line, recipes, slots
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import checked_json, outputs
+from t5x_like.files.gguf_file import is_gguf
 from t5x_like.files.paths import as_path, check_directory
 from t5x_like.runtime.huge_pages import use_huge_pages
 
@@ -25,7 +31,10 @@ from t5x_like.runtime.huge_pages import use_huge_pages
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.convert_hf")
   parser.add_argument(
-    "--input", required=True, metavar="DIR", help="Hugging Face directory or name, or a workdir"
+    "--input",
+    required=True,
+    metavar="DIR",
+    help="Hugging Face directory or name, a GGUF file, or a workdir",
   )
   kind = functools.partial(check_directory, flag="--output")
   parser.add_argument(
@@ -33,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     required=True,
     type=kind,
     metavar="DIR",
-    help="new workdir or Hugging Face directory",
+    help="new workdir, Hugging Face directory or GGUF file",
   )
   parser.add_argument("--config", metavar="RECIPE", help="recipe of a new workdir")
   parser.add_argument(
@@ -48,24 +57,45 @@ def main(argv: list[str] | None = None) -> None:
     help="checkpoint of the workdir (default: the newest)",
   )
   parser.add_argument(
-    "--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the tensors written"
+    "--dtype",
+    choices=("float32", "bfloat16", "float16", "q8_0"),
+    help="dtype of the tensors written; a GGUF file has float16 (default) or q8_0",
   )
   args, overrides = parser.parse(argv)
   outputs.check_new(args.output, "--output=")
   from t5x_like.saved_model.hub import local_directory
 
   args.input = local_directory(args.input, "--input")
-  if _is_workdir(args.input):
-    if args.config or overrides:
-      raise UserError(f"--config: {args.input} is a workdir, which has its own; leave the flag out")
+  is_workdir = _is_workdir(args.input)
+  _check_dtype(args.dtype, args.output)
+  if is_workdir and (args.config or overrides):
+    raise UserError(f"--config: {args.input} is a workdir, which has its own; leave the flag out")
+  if is_gguf(args.output) and args.config:
+    raise UserError("--config: a GGUF file has no recipe; leave the flag out")
+  if is_workdir or is_gguf(args.output) or (is_gguf(args.input) and not args.config):
     _export(args.input, args.output, args.step, args.dtype)
+  elif not args.config:
+    raise UserError("--config: missing; a new workdir needs the recipe it will be trained with")
   else:
-    if not args.config:
-      raise UserError("--config: missing; a new workdir needs the recipe it will be trained with")
     _import(args.input, args.output, args.config, overrides, args.sentinels)
 
 
+def _check_dtype(dtype: str | None, output: str) -> None:
+  """Refuse a dtype that the output's format does not have."""
+  from t5x_like.saved_model.exports import gguf as gguf_exports
+  from t5x_like.saved_model.exports import hf as hf_exports
+
+  dtypes = gguf_exports.DTYPES if is_gguf(output) else hf_exports.DTYPES
+  if dtype is not None and dtype not in dtypes:
+    raise UserError(
+      f"--dtype={dtype}: found the output {output}, which has {' or '.join(dtypes)}; give one of "
+      "these"
+    )
+
+
 def _is_workdir(path: str) -> bool:
+  if is_gguf(path):
+    return False
   file = as_path(path) / "config.json"
   try:
     content = file.read_bytes()
@@ -90,7 +120,10 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
 
   process.prepare()
   model = library.load(workdir, step=step, rules=Rules.make(make_mesh({"data": -1})))
-  model.save_hf(output, dtype)
+  if is_gguf(output):
+    model.save_gguf(output, dtype)
+  else:
+    model.save_hf(output, dtype)
   process.log(f"{output}: step {model.step} of {workdir}")
 
 

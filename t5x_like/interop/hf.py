@@ -1,8 +1,9 @@
-"""Load and save the model directories of Hugging Face, and of timm.
+"""Load and save the model directories of Hugging Face, and of timm; load GGUF files.
 
 A directory holds `config.json` and `model.safetensors`, or several files and
 `model.safetensors.index.json`. Tensors are read and written one at a time; pickles are never
-opened. The known families are the modules of `interop/families`.
+opened. The known families are the modules of `interop/families`. A GGUF file is read as the
+directory that it was made from: `gguf_config` returns the config, `gguf_tensors` the tensors.
 """
 
 import dataclasses
@@ -25,11 +26,13 @@ from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json
 from t5x_like.files.file_names import quote_name
+from t5x_like.files.gguf_file import is_gguf, open_gguf
 from t5x_like.files.local import check_link
 from t5x_like.files.mirror import fetch
-from t5x_like.interop import families, published_images
+from t5x_like.interop import families, gguf_config, published_images
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import ModelType, refuse_contradictory_sizes
+from t5x_like.interop.gguf_tensors import GgufTensors
 from t5x_like.interop.tensor_files import INDEX, WEIGHTS, TensorFiles, read_text
 from t5x_like.interop.tensor_mapping import Tensor, TensorMapping
 from t5x_like.nn import params
@@ -43,8 +46,8 @@ class Origin:
   """The directory that a model was loaded from, which `save` reads again.
 
   Attributes:
-    path: the directory.
-    config: its config.json, as text.
+    path: the directory, or the GGUF file.
+    config: its config.json, as text; of a GGUF file, the equal one.
     dtype: the dtype of its tensors.
   """
 
@@ -54,10 +57,10 @@ class Origin:
 
 
 def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan") -> nnx.Module:
-  """Load a Hugging Face directory into one of our models.
+  """Load a Hugging Face directory or a GGUF file into one of our models.
 
   Args:
-    path: the directory.
+    path: the directory or file.
     rules: `parallel.rules.Rules` that place each parameter on its devices before the next is read;
       None keeps all parameters on the default device.
     dtype: compute dtype of the model; parameters are float32.
@@ -103,14 +106,14 @@ def load_abstract(
     path, dtype, layers: see `load`.
     changes: replace fields of the model's variant.
   """
-  directory = fetch(str(path))
+  directory = _local_path(path)
   text, files, model_class, arguments = _read_config(directory)
   arguments |= {"variant": dataclasses.replace(arguments["variant"], **changes)}
 
   def create(key):
     return model_class(nnx.Rngs(params=key), dtype=dtype, layers=layers, **arguments)
 
-  with refuse_contradictory_sizes(f"{directory}/config.json"):
+  with refuse_contradictory_sizes(_config_name(directory)):
     model = jax.eval_shape(create, jax.random.key(0))
   model.origin = Origin(str(directory), text, files.dtype)
   return model
@@ -122,14 +125,29 @@ def read_architecture(path: str) -> tuple[type, Variant]:
   Raises:
     UserError: as `load`.
   """
-  _, _, model_class, arguments = _read_config(fetch(str(path)))
+  _, _, model_class, arguments = _read_config(_local_path(path))
   return model_class, arguments["variant"]
 
 
-def _read_config(directory: pathlib.Path) -> tuple[str, TensorFiles, type, dict[str, Any]]:
-  """Return (config.json as text, files, class, arguments) of a directory."""
-  text = read_text(directory / "config.json")
-  where = f"{directory}/config.json"
+def _local_path(path: str) -> pathlib.Path:
+  """Return the local directory of a model, or the path of its GGUF file."""
+  return pathlib.Path(open_gguf(path).path) if is_gguf(path) else fetch(str(path))
+
+
+def _config_name(directory: pathlib.Path) -> str:
+  """Return the file with a model's config, for messages."""
+  return str(directory) if is_gguf(directory) else f"{directory}/config.json"
+
+
+def _read_config(
+  directory: pathlib.Path,
+) -> tuple[str, TensorFiles | GgufTensors, type, dict[str, Any]]:
+  """Return (config.json as text, files, class, arguments) of a directory or a GGUF file."""
+  where = _config_name(directory)
+  if is_gguf(directory):
+    text = json.dumps(gguf_config.read_config(open_gguf(directory)))
+  else:
+    text = read_text(directory / "config.json")
   values = checked_json.parse_json(
     text, dict, where, "the config of a Hugging Face model; copy it again"
   )
@@ -151,9 +169,13 @@ def model_type_of(values: dict) -> Any:
   return values.get("model_type")
 
 
-def _open_files(values: dict, directory: pathlib.Path) -> tuple[ModelType, TensorFiles]:
-  """Return (model type, files) of a directory with the values of its config."""
-  model_type = find_model_type(model_type_of(values), f"{directory}/config.json")
+def _open_files(
+  values: dict, directory: pathlib.Path
+) -> tuple[ModelType, TensorFiles | GgufTensors]:
+  """Return (model type, files) of a directory or a GGUF file with the values of its config."""
+  model_type = find_model_type(model_type_of(values), _config_name(directory))
+  if is_gguf(directory):
+    return model_type, GgufTensors(open_gguf(directory))
   return model_type, _tensor_files(model_type, directory, values)
 
 
@@ -192,13 +214,13 @@ def save(
   directory = pathlib.Path(path)
   origin = getattr(model, "origin", None)
   old_config = json.loads(origin.config) if origin else {}
-  model_type, config = _write_config(model, model_type_of(old_config))
+  model_type, config = write_config(model, model_type_of(old_config))
   if dtype is None:
     dtype = origin.dtype if origin else "float32"
   config["dtype"] = dtype
   mapping = TensorMapping(model)
   model_type.map_tensors(mapping)
-  _check_parameters(mapping, f"{directory}: {model_type.name}")
+  require_all_mapped(mapping, f"{directory}: {model_type.name}")
   is_unchanged = False
   if model_type_of(old_config) == model_type_of(config):
     is_unchanged = _has_original_variant(model, model_type, mapping, old_config)
@@ -245,16 +267,16 @@ def save(
 def has_form(model: nnx.Module) -> bool:
   """Return whether `save` has a form for a model, which may be abstract."""
   try:
-    model_type, _ = _write_config(model, None)
+    model_type, _ = write_config(model, None)
     mapping = TensorMapping(model)
     model_type.map_tensors(mapping)
-    _check_parameters(mapping, model_type.name)
+    require_all_mapped(mapping, model_type.name)
   except UserError:
     return False
   return True
 
 
-def _check_parameters(mapping: TensorMapping, where: str) -> None:
+def require_all_mapped(mapping: TensorMapping, where: str) -> None:
   """Raise UserError for a parameter that no tensor contains."""
   mapped = {path for tensor in mapping.tensors for path, _ in tensor.parts}
   unmapped = mapping.parameter_names - mapped
@@ -307,7 +329,7 @@ def _write_tensors(
     file = WEIGHTS
     if len(shards) > 1:
       file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-    contents = {tensor.name: jnp.asarray(_join(tensor, arrays), dtype) for tensor in tensors}
+    contents = {tensor.name: jnp.asarray(join_parts(tensor, arrays), dtype) for tensor in tensors}
     if number == len(shards):
       contents |= {name: jnp.asarray(array, dtype) for name, array in unread.items()}
     (directory / file).touch()
@@ -364,7 +386,7 @@ def find_model_type(name: str | None, origin: str) -> ModelType:
   return types[name]
 
 
-def _write_config(model, original_type: str | None) -> tuple[ModelType, dict[str, Any]]:
+def write_config(model, original_type: str | None) -> tuple[ModelType, dict[str, Any]]:
   """Return (model type, config) of the first type that can express the model.
 
   The original type is tried first, then its family.
@@ -388,7 +410,7 @@ def _write_config(model, original_type: str | None) -> tuple[ModelType, dict[str
   raise UserError(f"{type(model).__module__}: this model has no Hugging Face form: {reasons}")
 
 
-def _check_tensors(mapping: TensorMapping, files: TensorFiles) -> None:
+def _check_tensors(mapping: TensorMapping, files: TensorFiles | GgufTensors) -> None:
   """Refuse files with missing or unknown tensors, or with tied tensors that differ.
 
   Of tied tensors, a file may contain any one alone.
@@ -399,14 +421,15 @@ def _check_tensors(mapping: TensorMapping, files: TensorFiles) -> None:
   for name in sorted(expected - files.names):
     suggestion = did_you_mean(name, files.names - expected)
     raise UserError(
-      f"{files.where}: tensor {name!r} is missing{suggestion}; the file is of another model or "
-      "incomplete"
+      f"{files.where}: tensor {files.name_in_file(name)!r} is missing{suggestion}; the file is of "
+      "another model or incomplete"
     )
   for name in sorted(files.names - expected - set(mapping.tied)):
     if not name.endswith(mapping.ignored_suffixes + mapping.unread_suffixes):
       suggestion = did_you_mean(name, expected)
       raise UserError(
-        f"{files.where}: tensor {name!r} is unknown{suggestion}; this model has no such part"
+        f"{files.where}: tensor {files.name_in_file(name)!r} is unknown{suggestion}; this model "
+        "has no such part"
       )
   for copy, name in mapping.tied.items():
     if copy in files.names and not np.array_equal(files.read(copy), files.read(name)):
@@ -427,7 +450,7 @@ def _read_unread_tensors(
 
 
 def _assemble(
-  path: str, shape: tuple[int, ...], mapping: TensorMapping, files: TensorFiles
+  path: str, shape: tuple[int, ...], mapping: TensorMapping, files: TensorFiles | GgufTensors
 ) -> np.ndarray:
   """Assemble one parameter, float32, from the tensors that contain its slices."""
   assembled = None
@@ -444,8 +467,9 @@ def _assemble(
       part_shape = shape[len(index) :]
       if part.shape != part_shape:
         raise UserError(
-          f"{files.where}: tensor {tensor.name!r} has shape {list(array.shape)}, expected a shape "
-          f"that fits {path} of {list(part_shape)}; config.json is of another model"
+          f"{files.where}: tensor {files.name_in_file(tensor.name)!r} has shape "
+          f"{list(array.shape)}, expected a shape that fits {path} of {list(part_shape)}; the "
+          "config is of another model"
         )
       if assembled is None:  # allocate only now that the files are known to be as large
         assembled = np.empty(shape, np.float32)
@@ -455,7 +479,8 @@ def _assemble(
   return assembled
 
 
-def _join(tensor: Tensor, arrays: dict[str, jax.Array]) -> np.ndarray:
+def join_parts(tensor: Tensor, arrays: dict[str, jax.Array]) -> np.ndarray:
+  """Return a tensor of a file from the parameters that it contains."""
   parts = [np.asarray(arrays[path][index]) for path, index in tensor.parts]
   return np.asarray(tensor.join(parts), order="C")
 

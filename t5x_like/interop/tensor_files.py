@@ -72,6 +72,10 @@ class TensorFiles:
       self._locations[alias] = self._locations[name]
       self.names.add(alias)
 
+  def name_in_file(self, name: str) -> str:
+    """Return the name by which messages call a tensor."""
+    return name
+
   def read(self, name: str) -> np.ndarray:
     """Read a tensor; raise UserError if it is not of floating-point numbers."""
     file, name_in_file = self._locations[name]

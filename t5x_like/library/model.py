@@ -4,17 +4,16 @@ The commands predict, chat and evaluate and the tools use it too.
 
 model = t5x.load("runs/small")           # a run's workdir or gs:// address, imported or trained
 model = t5x.load("gpt2")                 # a Hugging Face directory, or a name of the Hub
+model = t5x.load("smollm2.gguf")         # a GGUF file
 model.generate("Returns the <extra_id_0> of the array.")
 """
 
 import functools
-import json
-import pathlib
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, Unpack, get_args, overload
 
 import numpy as np
+from flax import nnx
 
 from t5x_like import slots, trust
 from t5x_like.data import task_features
@@ -22,8 +21,6 @@ from t5x_like.data.supervised import published_template
 from t5x_like.decoding import named
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals._embeddings import Pooling
-from t5x_like.files import outputs
-from t5x_like.files.paths import is_remote
 from t5x_like.inference import classification, image_texts, images, predictors, texts
 from t5x_like.inference.classification import TextClassification
 from t5x_like.inference.embedding import Embedding
@@ -37,7 +34,8 @@ from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
 from t5x_like.rows import Runner
 from t5x_like.runtime import process
-from t5x_like.saved_model import SavedModel, open_saved_model
+from t5x_like.saved_model import SavedModel, exports, open_saved_model
+from t5x_like.saved_model.exports import gguf, hf
 from t5x_like.saved_model.model import merge_for_export
 from t5x_like.training.open_with_recipe import open_with_recipe
 
@@ -346,30 +344,21 @@ class Model:
     Raises:
       UserError: the directory has files, or `transformers` has no model of this kind.
     """
-    from t5x_like.interop import hf, tokenizer_export
+    hf.write(self._merged(), directory, exports.describe(self._source), dtype)
 
-    output = outputs.check_new(directory)
-    model = merge_for_export(params.with_arrays(self.model, self.run.arrays))
-    with tempfile.TemporaryDirectory() as temporary:
-      local = pathlib.Path(temporary if is_remote(directory) else directory)
-      image_task = self._source.config.task.to_dict() if "image" in self.features else None
-      labels = self.labels or getattr(self.vocabulary, "names", ())  # of images: in the vocabulary
-      hf.save(model, str(local), dtype=dtype, labels=labels, images=image_task)
-      files = tokenizer_export.tokenizer_files(self.vocabulary, self.features)
-      if self.template and self._is_decoder:
-        files |= tokenizer_export.chat_files(self.vocabulary, self.template)
-      settings = generation_settings.export_settings(
-        self._source.config.get("evals") or {},
-        json.loads((local / "config.json").read_text()),
-        files.get(generation_settings.FILE, b"{}"),
-      )
-      if settings:
-        files[generation_settings.FILE] = settings
-      for name, content in files.items():
-        (local / name).write_bytes(content)
-      if is_remote(directory):
-        for file in local.iterdir():
-          (output / file.name).write_bytes(file.read_bytes())
+  def save_gguf(self, path: str, dtype: str | None = None) -> None:
+    """Write a new GGUF file that llama.cpp runs, with the tokenizer; adapters are merged.
+
+    Args:
+      path: a local path that does not exist.
+      dtype: `float16` or `q8_0`; None is float16.
+    Raises:
+      UserError: the file exists, or GGUF has no model or tokenizer of this kind.
+    """
+    gguf.write(self._merged(), path, exports.describe(self._source), dtype)
+
+  def _merged(self) -> nnx.Module:
+    return merge_for_export(params.with_arrays(self.model, self.run.arrays))
 
   def chat_template(self, name: str | dict | None = None) -> str | dict | None:
     """Return the template of a conversation with the model.
@@ -486,8 +475,8 @@ def load(
   """Open a trained model and read its parameters.
 
   Args:
-    path: a run's workdir or address, imported or trained; a Hugging Face directory; or a name of
-      the Hub.
+    path: a run's workdir or address, imported or trained; a Hugging Face directory; a name of the
+      Hub; or a GGUF file.
     step: the run's checkpoint; None is the newest.
     batch_size: the most rows in a batch of any method.
     rules: the mesh and its rules; None is the run's own, or all devices for a published model.

@@ -5,6 +5,7 @@ import re
 import textwrap
 
 from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.files.gguf_file import SUFFIX, is_gguf
 from t5x_like.files.paths import as_path, is_remote
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -22,9 +23,18 @@ _REASONS = {
 def is_hub_name(path: str) -> bool:
   """Return whether a path is a name of the Hub and no local path.
 
-  Such a path has the form `name` or `owner/name`, and its first part does not exist here.
+  Such a path has the form `name` or `owner/name`, and its first part does not exist here. The name
+  of a GGUF file is none.
   """
-  return _is_valid_name(path) and not as_path(path.partition("/")[0]).exists()
+  return not is_gguf(path) and _is_valid_name(path) and not as_path(path.partition("/")[0]).exists()
+
+
+def results_directory(path: str) -> str:
+  """Return the directory for the results of a model.
+
+  It is the model's directory itself or, of a GGUF file, one of the same name without the ending.
+  """
+  return path[: -len(SUFFIX)] if is_gguf(path) else path
 
 
 def _is_valid_name(path: str) -> bool:
@@ -75,12 +85,15 @@ def missing_model_error(path: str, flag: str) -> UserError:
   """
   if not is_remote(path) and not as_path(path).exists():
     advice = "correct the path"
+    if is_gguf(path):
+      return UserError(f"{flag}: found no file {path}{_suggest_neighbour(path)}; {advice}")
     if _is_valid_name(path):
       advice += f"; for the Hub's model of this name run hf download {path} --local-dir DIR"
     return UserError(f"{flag}: found no directory {path}{_suggest_neighbour(path)}; {advice}")
   return UserError(
     f"{flag}: {path} holds no run and no Hugging Face model: config.json is not there; give the "
-    "workdir of a run that has begun, or a directory with config.json and model.safetensors"
+    "workdir of a run that has begun, a directory with config.json and model.safetensors, or a "
+    "GGUF file"
   )
 
 

@@ -1,4 +1,4 @@
-"""Open a published model: a Hugging Face directory or a name of the Hub."""
+"""Open a published model: a Hugging Face directory, a name of the Hub, or a GGUF file."""
 
 import functools
 import json
@@ -16,6 +16,7 @@ from t5x_like.data.features import Features
 from t5x_like.data.images import layout
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
+from t5x_like.files.gguf_file import is_gguf
 from t5x_like.files.paths import as_path
 from t5x_like.interop import field_types, generation_settings, hf, published_images
 from t5x_like.interop.tensor_files import read_text
@@ -34,7 +35,7 @@ _DEFAULT_LENGTH = 2048  # tokens of a model that names no length
 
 
 class PublishedModel(SavedModel):
-  """A model that is read from a Hugging Face directory.
+  """A model that is read from a Hugging Face directory or a GGUF file.
 
   Its identity has the keys of a run's that its files give. Features are those of pretraining, as
   long as the model reads.
@@ -45,7 +46,7 @@ class PublishedModel(SavedModel):
     model: the abstract model, on CPU with unrolled layers; a model of images is for the size that
       the directory's processor makes.
     vocabulary: its tokenizer, or the names of its classes.
-    directory: its location on this machine.
+    directory: its location on this machine, or the GGUF file.
     generation: the settings of generation in its files.
     stored: the abstract model of the weights, if `model` is for images of another size.
     rules: the mesh to restore on; None is all devices.
@@ -102,7 +103,7 @@ def _module_of(model: nnx.Module, name: str) -> nnx.Module:
 
 
 def find_published_model(path: str, rules: Rules | None, flag: str) -> PublishedModel | None:
-  """Open a Hugging Face directory or a name of the Hub; return None if the path is neither.
+  """Open a Hugging Face directory, a name of the Hub or a GGUF file; return None for no such path.
 
   Args:
     rules: see `PublishedModel`.
@@ -112,7 +113,8 @@ def find_published_model(path: str, rules: Rules | None, flag: str) -> Published
       for a model of images, as `published_images`; or as `hf.load`.
   """
   directory = local_directory(path, flag)
-  if not (as_path(directory) / "config.json").is_file():
+  main_file = as_path(directory) if is_gguf(directory) else as_path(directory) / "config.json"
+  if not main_file.is_file():
     return None
   layers = "loop" if jax.default_backend() == "cpu" else "scan"
   model = hf.load_abstract(directory, layers=layers)

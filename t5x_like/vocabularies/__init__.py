@@ -13,7 +13,8 @@ opened:
   after a sentinel starts a new word.
 - `tokenizer`: a `tokenizer.json` made here with the tokenizers library: WordPiece or byte-level
   BPE.
-- `published`: the tokenizer of a Hugging Face directory, with the ids of `transformers`.
+- `published`: the tokenizer of a Hugging Face directory, with the ids of `transformers`, or of a
+  GGUF file.
 - `marian`: the tokenizer of a Marian directory, which has a model for source and one for target
   texts.
 - `bytes`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for
@@ -31,6 +32,7 @@ from types import ModuleType
 from t5x_like import slots, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json
+from t5x_like.files.gguf_file import is_gguf
 from t5x_like.files.local import LocalPath, check_link
 from t5x_like.files.paths import AnyPath, as_path
 from t5x_like.vocabularies.protocol import (
@@ -71,8 +73,8 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
 
   Args:
     path_or_name: a directory written by `save`, a Hugging Face directory or its `tokenizer.json`, a
-      SentencePiece `*.model` file (100 sentinels, as in T5, unless the model has its own), or
-      `bytes`.
+      GGUF file, a SentencePiece `*.model` file (100 sentinels, as in T5, unless the model has its
+      own), or `bytes`.
     sentinels: for a Hugging Face directory, the pattern of the pieces to use as sentinels, such as
       `<unused{}>`.
 
@@ -100,6 +102,8 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
   if path.name == TOKENIZER:
     path = path.parent
     is_directory = True
+  if is_gguf(path) and not is_directory:
+    return _kind("published").read(path, sentinels)
   return _load_directory(path, sentinels) if is_directory else _kind("sentencepiece").read(path)
 
 
@@ -137,8 +141,10 @@ def _kind(name: str) -> ModuleType | None:
 def has_tokenizer(directory: AnyPath | pathlib.Path) -> bool:
   """Return whether a Hugging Face directory has a tokenizer.
 
-  It has the tokenizer's main file or, for bytes, the name of its class.
+  It has the tokenizer's main file or, for bytes, the name of its class. A GGUF file always has one.
   """
+  if is_gguf(directory):
+    return True
   if any((directory / name).exists() for name in TOKENIZER_FILES):
     return True
   configs = (directory / name for name in (CONFIG, "config.json"))

@@ -110,7 +110,7 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
     yarn = {"factor": 4.0, "original_length": 32768}
     design = dataclasses.replace(variant.design, position={**variant.design.position, "yarn": yarn})
     variant = dataclasses.replace(variant, design=design)
-  values = hf._write_config(abstract(family, variant), None)[1]
+  values = hf.write_config(abstract(family, variant), None)[1]
   older = {key: value for key, value in values.items() if key != "rope_parameters"}
   assert (
     built(older) == built(values) == built({k: v for k, v in values.items() if k not in SPELLED})

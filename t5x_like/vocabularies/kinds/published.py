@@ -22,8 +22,10 @@ from t5x_like import slots, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.checked_json import json_type_name
+from t5x_like.files.gguf_file import is_gguf, open_gguf
 from t5x_like.files.paths import AnyPath
 from t5x_like.vocabularies import CONFIG, SENTENCE_PIECE, TOKENIZER
+from t5x_like.vocabularies.kinds import _gguf_tokenizer as gguf_tokenizer
 from t5x_like.vocabularies.kinds import _growth as growth
 from t5x_like.vocabularies.kinds import _pipelines as pipelines
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
@@ -217,7 +219,7 @@ def load(directory: AnyPath, manifest: dict[str, Any]) -> PublishedVocabulary:
 
 
 def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabulary:
-  """Read a directory.
+  """Read a directory or a GGUF file.
 
   Args:
     sentinels: the pattern of pieces to use as sentinels, such as `<unused{}>`; by default
@@ -227,6 +229,8 @@ def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabular
     UserError: a file is missing, damaged or of an unsupported class, or no end-of-text token is
       named.
   """
+  if is_gguf(directory):
+    return _read_gguf(directory, sentinels)
   config = tokenizer_files.read_file(directory, CONFIG) or {}
   model_config = tokenizer_files.read_file(directory, MODEL_CONFIG) or {}
   file = tokenizer_files.read_file(directory, TOKENIZER)
@@ -267,6 +271,22 @@ def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabular
   for name in shared.PUBLISHED_FILES:
     if (directory / name).exists():
       original_files[name] = vocabularies.read_file(directory / name)
+  return PublishedVocabulary(model.encode(), published_ids, original_files, where)
+
+
+def _read_gguf(path: AnyPath, sentinels: str | None) -> PublishedVocabulary:
+  """Read the tokenizer of a GGUF file; its original files are those that equal it."""
+  where = f"vocabulary {path}"
+  tokenizer_json, config = gguf_tokenizer.read_tokenizer(open_gguf(path).metadata, where)
+  ids = dict(tokenizer_json["model"]["vocab"])
+  named_pieces = {kind: config[f"{kind}_token"] for kind in NAMES if f"{kind}_token" in config}
+  published_ids = find_published_ids(where, ids, named_pieces, {}, config, sentinels)
+  original_files = {
+    TOKENIZER: json.dumps(tokenizer_json, ensure_ascii=False).encode(),
+    CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
+  }
+  pipeline = tokenizer_json | {"post_processor": None}
+  model = json.dumps(pipeline, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
   return PublishedVocabulary(model.encode(), published_ids, original_files, where)
 
 
