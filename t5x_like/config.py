@@ -133,6 +133,7 @@ class Recipe:
   # every so many steps, compute one twice to detect faulty devices; 0 for never
   recompute_every: slots.NonNegativeInt = 0
   checkpoint: dict = _slot(every=1000, keep_last=3)  # a `Checkpoint`
+  export: dict = _slot()  # an `Export`: models for other programs, written during the run
   peak_flops: slots.NonNegativeFloat = 0.0  # per device, for the MFU; 0 to look it up by device
 
 
@@ -159,6 +160,26 @@ class Checkpoint:
   save_timeout_seconds: slots.PositiveInt = 1200
   fresh_optimizer: bool = False
   emergency: dict = _slot()
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+  """`config.export`: models for other programs, written during the run; {} for none.
+
+  A step is exported when it is saved, in the background; see `training/export.py`.
+
+  Attributes:
+    every: a multiple of `checkpoint.every`; the last step is exported too. None is each of them.
+    format: a module of `saved_model/exports`: `hf` is a Hugging Face directory, `gguf` a file for
+      llama.cpp.
+    dtype: of the tensors; None is float32 for `hf`, float16 for `gguf`, which also has `q8_0`.
+    directory: a local directory; None is `exports` in the workdir. An export is named as its step.
+  """
+
+  every: slots.PositiveInt | None = None
+  format: str = "hf"
+  dtype: str | None = None
+  directory: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,6 +89,10 @@ def resolve(
     from t5x_like.checkpoints import emergency
 
     resolved.checkpoint.emergency = emergency.check_options(values)
+  if config.export:
+    from t5x_like.training import export
+
+    resolved.export = export.check_options(config, resolved.checkpoint.every)
   if config.selection:
     resolved.selection = ConfigDict(
       slots.fill("config.selection", config.selection, config_lib.Selection)

@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 from ml_collections import ConfigDict
@@ -26,6 +27,9 @@ from t5x_like.training.meter import StepMeter
 from t5x_like.training.selection import Selection
 from t5x_like.training.session import Session
 from t5x_like.training.state import to_tree
+
+if TYPE_CHECKING:
+  from t5x_like.training.export import RunExports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +76,7 @@ class TrainingRun:
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._evaluated: tuple[int, dict[str, GroupResults]] | None = None
     self._compiled_phase: CompiledPhase | None = None
+    self._exports = self._open_exports()
     self._read_metrics()
     if self.step < self.config.total_steps:
       self._enter_phase()
@@ -81,6 +86,16 @@ class TrainingRun:
         f"{session.address} is finished at step {self.step}; set "
         f"--config.total_steps={2 * self.step} to continue"
       )
+
+  def _open_exports(self) -> "RunExports | None":
+    """Open the exports of `config.export`, and make those that an earlier start owes."""
+    if not self.config.export:
+      return None
+    from t5x_like.training.export import RunExports
+
+    exports = RunExports(self.config, self.session.address)
+    exports.write_missing(self.step, self.session.checkpoints.steps())
+    return exports
 
   def _read_metrics(self) -> None:
     """Restore selection, goodput and the refused steps from the metrics up to this step."""
@@ -240,6 +255,8 @@ class TrainingRun:
     self.session.beat(f"saving step {self.step}")
     since = time.perf_counter()
     self.session.save(self.step, to_tree(self.state), self._rollbacks)
+    if self._exports:
+      self._exports.write(self.step, self.weights)
     self._compiled_phase.meter.exclude_time(since)
 
   def _is_copy_due(self) -> bool:
@@ -320,11 +337,18 @@ class TrainingRun:
     evaluated_step, _ = self._evaluated
     return self._evaluated if evaluated_step == self._selection.best_step else None
 
+  def wait_for_export(self) -> None:
+    """Wait for the export in progress, if there is one; raise its error, if it failed."""
+    if self._exports:
+      self.session.beat("exporting")
+      self._exports.wait()
+
   def finish(self) -> None:
     """Wait for the last checkpoint, and write the pictures and the report of an evaluated run."""
     session = self.session
     assembly = self.assembly
     session.wait_for_save()
+    self.wait_for_export()
     session.flush()
     session.beat("making pictures")
     groups = {}
@@ -366,4 +390,8 @@ def open_training_run(
   address = check_directory(workdir)
   assembly = assemble(config, address)
   with Session(address, assembly, from_step, flags) as session:
-    yield TrainingRun(assembly, session)
+    run = TrainingRun(assembly, session)
+    try:
+      yield run
+    finally:
+      run.wait_for_export()
