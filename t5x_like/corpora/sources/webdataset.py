@@ -91,8 +91,8 @@ class Source(FileSource):
         )
       if self._wanted_parts and not {field, standard_name} & self._wanted_parts:
         continue
-      if data is None:
-        skip = Skip(f"part of over {LONGEST >> 20} MiB")
+      if isinstance(data, Skip):
+        skip = data
       elif not self._wanted_parts or field in self._wanted_parts:
         parts[field] = _decode_part(field, data, where)
       else:
@@ -100,8 +100,8 @@ class Source(FileSource):
     if key is not None:
       yield f"{path}, sample {key}", skip or parts or empty_sample
 
-  def _members(self, path: str) -> Iterator[tuple[str, bytes | None]]:
-    """Yield (name, content) of the files in a shard; None for a file that is too long."""
+  def _members(self, path: str) -> Iterator[tuple[str, bytes | Skip]]:
+    """Yield (name, content) of the parts in a shard; `Skip` for too long files and for links."""
     try:
       # several archives in one file are one shard
       options = {"tarinfo": _Header, "ignore_zeros": True}
@@ -110,11 +110,15 @@ class Source(FileSource):
         tarfile.open(fileobj=_Ending(file), mode="r|", **options) as shard,
       ):
         for member in shard:
-          if member.isreg() and _is_part(member.name):
-            yield (
-              member.name.removeprefix("./"),
-              shard.extractfile(member).read() if member.size <= LONGEST else None,
-            )
+          if member.isdir() or not _is_part(member.name):
+            continue
+          if not member.isreg():
+            content = Skip("part that is a link or no file")
+          elif member.size > LONGEST:
+            content = Skip(f"part of over {LONGEST >> 20} MiB")
+          else:
+            content = shard.extractfile(member).read()
+          yield member.name.removeprefix("./"), content
     except (tarfile.TarError, *_compression.DAMAGED) as error:
       if isinstance(error, UserError):
         raise
