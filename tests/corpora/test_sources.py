@@ -126,6 +126,8 @@ def test_empty_documents_and_nuls_are_skipped_and_counted(tmp_path):
     ("jsonl:{}/empty.gz", ("found 0 documents",)),
     ("jsnl:x", ("found format 'jsnl'", "did you mean 'jsonl'?")),
     (":x", ("found format ''",)),
+    ("a/b.csv.gz", ("did you mean 'csv:a/b.csv.gz'?",)),
+    ("books/*.txt", ("did you mean 'text:books/*.txt'?",)),
   ],
 )
 def test_sources_without_documents_are_refused(source, names, tmp_path):
@@ -175,6 +177,9 @@ def test_damaged_gzip_is_refused(form, damage, tmp_path):
 def test_bytes_that_are_not_utf8_are_refused_with_their_line_number(form, tmp_path):
   path = write(tmp_path / "a", b'{"text": "one"}\n{"text": "caf\xe9"}\n')
   with refuses(f"{path}:2: found byte 0xe9 that is not UTF-8"):
+    read_documents(f"{form}:{path}", text_field=first_field(form))
+  path.write_bytes('{"text": "one"}\n'.encode("utf-16"))
+  with refuses(f"{path}:1: found text in UTF-16, expected UTF-8 text; convert it with iconv -f"):
     read_documents(f"{form}:{path}", text_field=first_field(form))
 
 

@@ -174,6 +174,16 @@ def formats() -> list[str]:
   return slots.names(sys.modules[__name__])
 
 
+def _suggest(source: str, name: str) -> str:
+  """Suggest the format of a path without one, by its suffix, or the format nearest to a name."""
+  suffixes = source.rpartition("/")[2].split(".")[1:] if name == source else []
+  for suffix in reversed(suffixes):
+    format = {"txt": "text"}.get(suffix, suffix)
+    if format in formats():
+      return f" (did you mean '{format}:{source}'?)"
+  return did_you_mean(name, formats())
+
+
 def open_source(
   source: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None
 ) -> Source:
@@ -193,7 +203,7 @@ def open_source(
   if name not in formats():
     raise UserError(
       f"source {source!r}: found format {name!r}, expected one of {', '.join(formats())}"
-      f"{did_you_mean(name, formats())}; write it as format:rest, such as jsonl:corpus/*.jsonl.gz"
+      f"{_suggest(source, name)}; write it as format:rest, such as jsonl:corpus/*.jsonl.gz"
     )
   make = slots.find("source", name, sys.modules[__name__], "Source")
   try:

@@ -227,9 +227,13 @@ def decode(data: bytes, where: str) -> str:
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError) -> UserError:
-  byte = error.object[error.start]
+  content = f"byte 0x{error.object[error.start]:02x} that is not UTF-8 ({error.reason})"
+  encoding = "ENCODING"
+  if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    content = "text in UTF-16"
+    encoding = "UTF-16"
   return UserError(
-    f"{where}: found byte 0x{byte:02x} that is not UTF-8 ({error.reason}), expected UTF-8 text"
+    f"{where}: found {content}, expected UTF-8 text; convert it with iconv -f {encoding} -t UTF-8"
   )
 
 
