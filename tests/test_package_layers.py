@@ -36,17 +36,20 @@ LAYERS = {
   **dict.fromkeys(("checkpoints", "evals", "interop", "laptop"), 2),
   "saved_model": 2.2,
   **dict.fromkeys(("recipes", "report"), 2.5),
+  "certificate": 2.6,  # what a run records; `verification` is listed below
   **dict.fromkeys(("training", "inference"), 3),
   "contrib": 3.1,
   "benchmarks": 3.2,
   **dict.fromkeys(("library", "listing"), 3.4),
   "planning": 3.5,
   "command_line": 3.5,  # shared by the commands
-  **dict.fromkeys(("train", "evaluate", "predict", "chat", "plan"), 4),
+  **dict.fromkeys(("train", "evaluate", "predict", "chat", "plan", "certify"), 4),
   **dict.fromkeys(("runs", "__main__"), 5),
 }
 # A plug-in that needs more than its package. Only a recipe's name imports it.
 LAYERS |= {"evals.questions": 3.1}
+# A certificate is recorded by training, and verified with the whole of training.
+LAYERS |= {"certificate.verification": 3.3}
 CONTRIB = REPO / PACKAGE / "contrib"
 ROOTS = (PACKAGE, "tools", "launch", "configs")
 SOURCES = {

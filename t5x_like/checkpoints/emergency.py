@@ -213,7 +213,12 @@ class EmergencyCheckpoints(Checkpoints):
     self._nearby = _NearbyCheckpoints(values["directory"], self._starts)
 
   def save_copy(
-    self, step: int, state: dict, metadata: dict[str, Any], before: Callable[[], None]
+    self,
+    step: int,
+    state: dict,
+    metadata: dict[str, Any],
+    before: Callable[[], None],
+    announce: Callable[[str], None] = lambda state_digest: None,
   ) -> None:
     """Start an emergency copy of a step; return once the tensors may be donated.
 
@@ -224,7 +229,7 @@ class EmergencyCheckpoints(Checkpoints):
     Raises:
       NumericError: naming a tensor that is not finite.
     """
-    self._nearby.save(step, state, metadata, before=before)
+    self._nearby.save(step, state, metadata, before=before, announce=announce)
 
   def restore(
     self, abstract_state: StateTemplate, step: int | None = None
@@ -256,7 +261,9 @@ class EmergencyCheckpoints(Checkpoints):
   ) -> tuple[int, dict, dict] | None:
     """Restore the newest emergency copy from a step on; None, with a warning, if it is damaged."""
     try:
-      return self._nearby.since(min_step).restore(abstract_state)
+      restored = self._nearby.since(min_step).restore(abstract_state)
+      self.restored_digest = self._nearby.restored_digest
+      return restored
     except DamageError as error:
       reason = one_line(error).partition("; restore a copy")[0]
       _log.warning("%s: the ordinary checkpoint is used", reason)

@@ -90,6 +90,10 @@ class Checkpoints(contextlib.AbstractContextManager):
     save_timeout_seconds: how long one save may take, over all processes.
     check: called in process 0 before a step is committed, removed or set aside; raises if another
       run has taken the workdir.
+
+  Attributes:
+    restored_digest: the digest of the state in the step that was restored last, all its tensors
+      included; see `manifest.digest_tensors`. None before.
   """
 
   def __init__(
@@ -118,6 +122,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     self._directory = os.fspath(directory)
     self._damaged = []
     self._has_saved = False
+    self.restored_digest: str | None = None
 
   def save(
     self,
@@ -127,6 +132,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     *,
     finite: bool = True,
     before: Callable[[], None] = lambda: None,
+    announce: Callable[[str], None] = lambda state_digest: None,
   ) -> None:
     """Start saving a step; return once the tensors may be donated.
 
@@ -141,6 +147,8 @@ class Checkpoints(contextlib.AbstractContextManager):
       finite: whether to refuse NaN and infinity.
       before: called before anything of the step is written, perhaps in another thread; its errors
         are the save's.
+      announce: called with the digest of the state (`manifest.digest_tensors`), in this thread,
+        before `before`.
 
     Raises:
       UserError: this or the previous save could not be written, or the step exists with other
@@ -156,6 +164,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         f"{self.steps()}"
       )
     manifest = checkpoint_manifest.build_manifest(step, tensors, fingerprint_by_name, metadata)
+    announce(checkpoint_manifest.digest_tensors(manifest["tensors"]))
     if not self._has_saved:
       self._has_saved = True
       _before_threads_end(self.close)
@@ -317,6 +326,7 @@ class Checkpoints(contextlib.AbstractContextManager):
       path, lambda: self._store.read(step, abstract_tensors, is_partial)
     )
     _check_fingerprints(tensors, saved)
+    self.restored_digest = checkpoint_manifest.digest_tensors(saved)
     leaves = [tensors[name] for name in abstract_tensors]
     return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), manifest["metadata"]
 

@@ -86,13 +86,27 @@ def build_manifest(
     "format": FORMAT,
     "step": int(step),
     "metadata": metadata,
-    "tensors": {
-      name: {"shape": list(x.shape), "dtype": str(x.dtype), "fingerprint": fingerprints[name]}
-      for name, x in tensors.items()
-    },
+    "tensors": describe_tensors(tensors, fingerprints),
   }
   manifest["digest"] = digest(manifest)
   return manifest
+
+
+def describe_tensors(tensors: dict[str, Any], fingerprints: dict[str, str]) -> dict[str, dict]:
+  """Return shape, type and fingerprint of each tensor, as in a manifest."""
+  return {
+    name: {"shape": list(x.shape), "dtype": str(x.dtype), "fingerprint": fingerprints[name]}
+    for name, x in tensors.items()
+  }
+
+
+def digest_tensors(entries: dict[str, dict]) -> str:
+  """Return the digest of a state: of name, shape, type and fingerprint of each tensor.
+
+  Args:
+    entries: the `tensors` of a manifest.
+  """
+  return digest(entries)
 
 
 def read_manifest(fetch: Callable[[], str], step: int) -> dict[str, Any]:

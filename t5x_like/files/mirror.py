@@ -13,6 +13,7 @@ from t5x_like.files.paths import as_path
 
 # The files that a resumed run needs.
 _RESUME_FILES = (
+  "certificate.jsonl",
   "config.json",
   "environment.json",
   "history.jsonl",

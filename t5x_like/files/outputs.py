@@ -29,6 +29,7 @@ _STORE_MARKER = b'"t5x_like.'
 _WORKDIR = "config.json"
 _WORKDIR_FILES = {
   "best",
+  "certificate.jsonl",
   "checkpoints",
   "compiled",
   _WORKDIR,

@@ -46,6 +46,7 @@ _abort_handler = None
 # All processes count their calls, so that each call has its own key in JAX's key-value store.
 _call_numbers = itertools.count()
 _broadcast_numbers = itertools.count()
+_gather_numbers = itertools.count()
 
 
 class LateError(TransientError):
@@ -299,6 +300,36 @@ def broadcast_from_first(make: Callable[[], Any], *, timeout_seconds: float = 60
   if "error" in answer_or_error:
     raise getattr(errors, answer_or_error["error"], RuntimeError)(answer_or_error["message"])
   return answer_or_error["answer"]
+
+
+def gather_in_first(value: Any, *, timeout_seconds: float = 600) -> list | None:
+  """Return the values of all processes, by index, in process 0, and None in the others.
+
+  All processes must call it. Only process 0 waits.
+
+  Args:
+    value: serialisable as JSON.
+  Raises:
+    TransientError: a process did not send its value in time.
+  """
+  store = key_value_store()
+  key = f"t5x_like/gather/{next(_gather_numbers)}"
+  if store is None:
+    return [value]
+  if jax.process_index() > 0:
+    store.key_value_set(f"{key}/{jax.process_index()}", json.dumps(value))
+    return None
+  deadline = time.monotonic() + timeout_seconds
+  values = [value]
+  for index in range(1, jax.process_count()):
+    late_message = (
+      f"process {index} of {jax.process_count()} did not answer within {timeout_seconds:g} s; see "
+      "its log"
+    )
+    seconds = deadline - time.monotonic()
+    values.append(json.loads(_wait_for_key(store, f"{key}/{index}", seconds, late_message)))
+  store.key_value_delete(f"{key}/")
+  return values
 
 
 @functools.cache

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Any
 
-from t5x_like.checkpoints.manifest import flatten
+from t5x_like.checkpoints.manifest import describe_tensors, digest_tensors, flatten
+from t5x_like.checkpoints.tensors import fingerprints
 from t5x_like.errors import UserError
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
@@ -25,6 +26,7 @@ class RestoredState:
   Attributes:
     state: the restored or initialised state.
     step: the number of finished steps.
+    digest: of the checkpoint's state, or of a new run's; see `checkpoints.manifest.digest_tensors`.
     rollbacks: how often the guard returned the run to an earlier checkpoint (`times`), and the
       number of batches that it skipped by that (`batches_passed`).
     loaded: the content of `init.json`, for a run that begins with the weights of another run.
@@ -32,6 +34,7 @@ class RestoredState:
 
   state: TrainState
   step: int
+  digest: str
   rollbacks: dict[str, int]
   loaded: dict[str, Any] | None = None
 
@@ -54,7 +57,7 @@ def restore(assembly: Assembly, session: Session, step: int | None = None) -> Re
     return _initialise(assembly, session, begins_anew)
 
   def template(saved: dict[str, dict]) -> dict:
-    return _tensors_to_restore(saved, parts.state, config.checkpoint.fresh_optimizer)
+    return tensors_to_restore(saved, parts.state, config.checkpoint.fresh_optimizer)
 
   checkpoint = checkpoints.restore(template, step)
   if checkpoint is None:
@@ -71,7 +74,8 @@ def restore(assembly: Assembly, session: Session, step: int | None = None) -> Re
     process.log(f"{config.optimizer.name} starts without a state at step {step}")
   elif config.optimizer.get("ema") and _MEAN not in tree:
     process.log(f"the mean of the weights begins at step {step}")
-  return RestoredState(from_tree(tree, parts.state, parts.optimizer), step, rollbacks)
+  state = from_tree(tree, parts.state, parts.optimizer)
+  return RestoredState(state, step, checkpoints.restored_digest, rollbacks)
 
 
 def _initialise(assembly: Assembly, session: Session, begins_anew: bool) -> RestoredState:
@@ -86,12 +90,16 @@ def _initialise(assembly: Assembly, session: Session, begins_anew: bool) -> Rest
     from t5x_like.training import warm_start
 
     state, loaded = warm_start.load_sources(config, parts, state)
-  return RestoredState(state, 0, dict(_NO_ROLLBACKS), loaded)
+  return RestoredState(state, 0, digest_state(state), dict(_NO_ROLLBACKS), loaded)
 
 
-def _tensors_to_restore(
-  saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool
-) -> dict:
+def digest_state(state: TrainState) -> str:
+  """Return the digest of a state, as its checkpoint would have; all processes must call it."""
+  tensors = flatten(to_tree(state))
+  return digest_tensors(describe_tensors(tensors, fingerprints(tensors)))
+
+
+def tensors_to_restore(saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool) -> dict:
   """Return the tree to restore: the whole state, or step and parameters for a fresh optimizer.
 
   The average of the weights is not a part of the optimizer's own state: a resumed run may begin to

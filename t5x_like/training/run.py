@@ -12,13 +12,14 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import slots, training
+from t5x_like.certificate.recorder import HostRows
 from t5x_like.files.paths import check_directory
 from t5x_like.parallel import distributed
-from t5x_like.parallel.rules import from_local_rows, local_rows
+from t5x_like.parallel.rules import from_local_rows
 from t5x_like.report import run_report
 from t5x_like.runtime import process
 from t5x_like.training import phases, restoring
-from t5x_like.training.build import Assembly, assemble
+from t5x_like.training.build import Assembly, Parts, assemble
 from t5x_like.training.compilation import StepCost, compile_step
 from t5x_like.training.ema import evaluation_weights
 from t5x_like.training.evaluation import GroupResults
@@ -38,14 +39,14 @@ class CompiledPhase:
 
   Attributes:
     phase: the current phase.
-    rows: the rows of a batch that this host's devices hold.
+    host_rows: the rows of a batch that this host's devices hold.
     step: `(state, batch) -> (state, metrics)`; donates the state.
     cost: the cost of one step on whole rows.
     meter: reads the phase's batches and times its steps.
   """
 
   phase: phases.Phase
-  rows: Sequence[int]
+  host_rows: HostRows
   step: Callable
   cost: StepCost
   meter: StepMeter
@@ -68,7 +69,8 @@ class TrainingRun:
     self.config = assembly.config
     self.session = session
     restored = restoring.restore(assembly, session, session.return_step)
-    session.begin(restored.step, restored.loaded)
+    passed = restored.rollbacks["batches_passed"]
+    session.begin(restored.step, restored.loaded, restored.digest, passed)
     self.state = restored.state
     self.step = restored.step
     self._rollbacks = restored.rollbacks
@@ -132,8 +134,10 @@ class TrainingRun:
       step = self._compiled_phase.step
       cost = self._compiled_phase.cost
     else:
-      step, cost = self._compile_step(phase)
-    rows = local_rows(self.assembly.parts.rules.batch(), phase.config.batch_size)
+      step, cost = compile_phase(self.assembly.parts, phase)
+    sharding = self.assembly.parts.rules.batch()
+    host_rows = HostRows.from_sharding(sharding, phase.config.batch_size)
+    rows = host_rows.rows
     if phase.task.buckets > 1:
       batches = step.cut(phases.iterate_batches(run_phases, self._position), rows)
       batch_cost = step.cost
@@ -141,19 +145,7 @@ class TrainingRun:
       batches = phases.iterate_batches(run_phases, self._position, rows)
       batch_cost = lambda batch: cost  # noqa: E731
     meter = StepMeter(batches, batch_cost, self._goodput, phase.task.vocabulary.pad_id)
-    self._compiled_phase = CompiledPhase(phase, rows, step, cost, meter)
-
-  def _compile_step(self, phase: phases.Phase) -> tuple[Callable, StepCost]:
-    """Compile the step of a phase; buckets and some objectives have a module for theirs."""
-    parts = self.assembly.parts
-    step_module = parts.objective.step_module
-    if phase.task.buckets > 1:
-      step_module = phase.task.bucket_module
-    if step_module:
-      module = slots.module(step_module, training)
-      return module.compile_run_step(phase.config, parts, phase.task)
-    batch = parts.rules.abstract_batch(phase.task.features, phase.config.batch_size)
-    return compile_step(phase.config, parts, batch)
+    self._compiled_phase = CompiledPhase(phase, host_rows, step, cost, meter)
 
   def advance(self) -> bool:
     """Dispatch the next step, then write the metrics of the one before it.
@@ -173,7 +165,7 @@ class TrainingRun:
     host_batch = compiled.meter.next_batch()
     since = time.perf_counter()
     batch_size = compiled.phase.config.batch_size
-    batch = from_local_rows(rules.batch(), compiled.rows, host_batch, batch_size)
+    batch = from_local_rows(rules.batch(), compiled.host_rows.rows, host_batch, batch_size)
     previous = self._pending
     self.step += 1
     step = compiled.step
@@ -183,6 +175,7 @@ class TrainingRun:
       step = functools.partial(compute_twice, step)
     self.state, metrics = step(self.state, batch)
     compiled.meter.record_dispatch(since)
+    self.session.certificate.note_batch(self.step, compiled.host_rows, host_batch)
     self._pending = (self.step, metrics)
     self.session.note_saved()
     return self._write(previous)
@@ -206,8 +199,10 @@ class TrainingRun:
     step, metrics = pending
     guard = self.assembly.parts.guard
     values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-    values |= self._compiled_phase.meter.finish_step()
     reason = refusal_reason(guard, values)
+    batch_index = step - 1 + self._rollbacks["batches_passed"]
+    self.session.certificate.add_step(step, batch_index, values, reason)
+    values |= self._compiled_phase.meter.finish_step()
     if reason or step % self.config.log_every == 0 or step == self.config.total_steps:
       self.session.write_metrics(step, {f"train/{name}": value for name, value in values.items()})
     if not reason:
@@ -236,7 +231,7 @@ class TrainingRun:
     times = self._rollbacks["times"] + 1
     batches_passed = self._rollbacks["batches_passed"] + refused_step - target_step
     restored = restoring.restore(self.assembly, session, target_step)
-    session.go_back(target_step, refused_step, reason, batches_passed)
+    session.go_back(target_step, restored.digest, refused_step, reason, batches_passed)
     self.state = restored.state
     self.step = restored.step
     self._pending = None
@@ -305,6 +300,7 @@ class TrainingRun:
       self._selection.offer(self.step, metrics, self.weights, session.identity)
     session.write_samples(self.step, samples)
     if metrics:  # last: `has_evaluation` looks for them
+      session.certificate.add_evaluation(self.step, metrics)
       session.write_metrics(self.step, metrics)
     if self._compiled_phase:
       self._compiled_phase.meter.exclude_time(since)
@@ -368,6 +364,18 @@ class TrainingRun:
       if page is not None:
         process.log(f"report: {session.address}/{page.name}")
     session.flush()
+
+
+def compile_phase(parts: Parts, phase: phases.Phase) -> tuple[Callable, StepCost]:
+  """Compile the step of a phase; buckets and some objectives have a module for theirs."""
+  step_module = parts.objective.step_module
+  if phase.task.buckets > 1:
+    step_module = phase.task.bucket_module
+  if step_module:
+    module = slots.module(step_module, training)
+    return module.compile_run_step(phase.config, parts, phase.task)
+  batch = parts.rules.abstract_batch(phase.task.features, phase.config.batch_size)
+  return compile_step(phase.config, parts, batch)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from t5x_like.certificate.recorder import Recorder
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import Preempted
 from t5x_like.files import checked_json
@@ -74,6 +76,7 @@ class Session(contextlib.AbstractContextManager):
     workdir: a local directory that stands for the address.
     past: the record of earlier starts.
     checkpoints: of the run.
+    certificate: the recorder of the run's steps, once the run has begun.
     saved: the step saved last.
     callbacks: called with the step and the metrics of every line, in all processes.
 
@@ -101,6 +104,7 @@ class Session(contextlib.AbstractContextManager):
     self._primary = process.is_first()
     self.callbacks: list[Callable[[int, dict[str, float]], object]] = []
     self._writer: MetricsWriter | None = None
+    self.certificate: Recorder | None = None
     self._mirror = None
     if is_remote(address):
       from t5x_like.files.mirror import WorkdirMirror
@@ -168,15 +172,20 @@ class Session(contextlib.AbstractContextManager):
     fresh = self._config.checkpoint.fresh_optimizer
     return workdirs.check_identity(saved, self.identity, where, other_optimizer=fresh)
 
-  def begin(self, step: int, loaded: dict[str, Any] | None) -> None:
-    """Record a start in the workdir, and open the metrics.
+  def begin(
+    self, step: int, loaded: dict[str, Any] | None, state_digest: str, batches_passed: int
+  ) -> None:
+    """Record a start in the workdir, and open the metrics and the certificate.
 
     Args:
       step: the step that the run continues from.
       loaded: the report on weights of another run, if any.
+      state_digest: of the state of that step; see `checkpoints.manifest.digest_tensors`.
+      batches_passed: the number of batches that rollbacks have skipped before the step.
     """
     self.saved = step
     goes_back = self.return_step is not None
+    environment = process.describe_environment() | self._assembly.cores
     if goes_back:
       self.checkpoints.set_aside(step, "set_aside")
     if self._primary:
@@ -184,7 +193,6 @@ class Session(contextlib.AbstractContextManager):
         workdirs.write_json(self.workdir, "init.json", loaded)
       if goes_back:
         set_aside(self.workdir)
-      environment = process.describe_environment() | self._assembly.cores
       workdirs.write_identity(self.workdir, self.identity)
       workdirs.write_json(self.workdir, "environment.json", environment)
       workdirs.add_start(
@@ -202,16 +210,26 @@ class Session(contextlib.AbstractContextManager):
     if not past_run.intervals:  # config and history are gone, but a checkpoint is there
       past_run = dataclasses.replace(past_run, intervals=[self._config.log_every])
     self._open_metrics(step, past_run.expected_last_step(step))
+    self.certificate = Recorder(self.workdir, self.check)
+    self.certificate.begin(step, state_digest, batches_passed, self.identity, environment)
     self.flush()
 
-  def go_back(self, step: int, refused_step: int, reason: str, batches_passed: int) -> None:
-    """Set aside the checkpoints and metrics after a step, and record the rollback."""
+  def go_back(
+    self, step: int, state_digest: str, refused_step: int, reason: str, batches_passed: int
+  ) -> None:
+    """Set aside the checkpoints and metrics after a step, and record the rollback.
+
+    Args:
+      step, state_digest, batches_passed: see `begin`.
+      refused_step: the step whose update the guard refused, for this reason.
+    """
     self.saved = step
     self._writer.close("paused")
     self.checkpoints.set_aside(step, "rolled_back")
     if self._primary:
       rollback = {"rollback": reason, "from": refused_step, "step": step}
       workdirs.add_line(self.workdir, rollback | {"batches_passed": batches_passed})
+    self.certificate.add_rollback(step, state_digest, refused_step, reason, batches_passed)
     self._open_metrics(step)
 
   def _open_metrics(self, step: int, expected_last_step: int = 0) -> None:
@@ -271,13 +289,16 @@ class Session(contextlib.AbstractContextManager):
     """
     check_unchanged()
     self.saved = step
-    self.checkpoints.save(step, tree, self.identity | {"rollbacks": rollbacks}, before=self.flush)
+    metadata = self.identity | {"rollbacks": rollbacks}
+    announce = functools.partial(self.certificate.add_save, step)
+    self.checkpoints.save(step, tree, metadata, before=self.flush, announce=announce)
 
   def save_copy(self, step: int, tree: dict[str, Any], rollbacks: dict[str, int]) -> None:
     """Start an emergency copy of a step; see `checkpoints/emergency.py`. Raise as `save`."""
     check_unchanged()
     metadata = self.identity | {"rollbacks": rollbacks}
-    self.checkpoints.save_copy(step, tree, metadata, self.flush)
+    announce = functools.partial(self.certificate.add_save, step)
+    self.checkpoints.save_copy(step, tree, metadata, self.flush, announce)
 
   def wait_for_save(self) -> None:
     """Wait until the last checkpoint is committed."""
@@ -310,6 +331,7 @@ class Session(contextlib.AbstractContextManager):
     """
     self.check()
     self._writer.flush()
+    self.certificate.flush()
     if self._mirror and self._primary:
       self._mirror.push(self.check)
 
@@ -319,7 +341,9 @@ class Session(contextlib.AbstractContextManager):
     with self._stack, contextlib.ExitStack() as stack:
       if self._writer:
         stack.callback(self._writer.close, outcome)
-        stack.callback(self.flush)
+        if self.certificate:
+          stack.callback(self.certificate.close)
+          stack.callback(self.flush)
       self.checkpoints.close()
 
 

@@ -34,6 +34,7 @@ LAST_STEP = 6
 # The beginnings of the names of files that a command may write; it must not change any other.
 WRITES = {
   "train": (
+    "certificate.jsonl",
     "history.jsonl",
     "metrics.jsonl",
     "environment.json",
@@ -91,7 +92,7 @@ class Workdir:
     files = [file for file in list_files(folder) if not file.startswith(unread)]
     groups = [
       ["config.json"],
-      ["history.jsonl", "metrics.jsonl"],
+      ["history.jsonl", "metrics.jsonl", "certificate.jsonl"],
       ["environment.json", "lock", *(file for file in files if file.startswith("evaluations/"))],
       [file for file in files if file.startswith("vocabulary/")],
       [file for file in files if file.endswith("manifest/metadata")],

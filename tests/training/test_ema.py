@@ -146,5 +146,5 @@ def make_abstract(state):
 def restored_names(saved, wanted):
   """Return the names of the tensors of a saved state that are read for a wanted state."""
   return flatten(
-    restoring._tensors_to_restore(describe_tensors(saved), make_abstract(wanted), False)
+    restoring.tensors_to_restore(describe_tensors(saved), make_abstract(wanted), False)
   ).keys()

@@ -1,0 +1,89 @@
+"""A file of lines that a run appends to, one line at a time."""
+
+import errno
+import logging
+import os
+import pathlib
+from collections.abc import Callable
+
+from t5x_like.files import local
+
+_BLOCK_BYTES = 2**16
+_log = logging.getLogger("t5x_like.workdir")
+
+
+class AppendedLines:
+  """Append lines to a local file; a line that a kill cut short is removed first.
+
+  Appending takes the same time and memory whatever the size of the file.
+
+  Args:
+    path: the file, created if missing.
+    check: called if the file was removed or replaced; raises if another run has taken the workdir,
+      and the file is its.
+
+  Attributes:
+    last_line: the last complete line without its line end; None if there is none.
+
+  Raises:
+    OSError: of every method.
+  """
+
+  def __init__(self, path: pathlib.Path, check: Callable[[], None] = lambda: None):
+    self._path = path
+    self._check = check
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    if self._path.exists():
+      local.check_regular(self._path)
+    self._open()
+    size = os.fstat(self._file.fileno()).st_size
+    complete_size, self.last_line = self._find_last_line(size)
+    if complete_size < size:
+      self._file.truncate(complete_size)
+    local.sync(self._path.parent)
+
+  def append(self, line: bytes) -> None:
+    """Append a line, without its line end; it survives a kill, but not yet a loss of power."""
+    content = line + b"\n"
+    if self._file.write(content) < len(content):
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    self.last_line = line
+
+  def flush(self) -> None:
+    """Put all lines on disk; continue in the file that is now at the path, if it was replaced."""
+    try:
+      is_same = os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+    except FileNotFoundError:
+      is_same = False
+    if not is_same:
+      self._check()
+      _log.warning(
+        "%s: was removed or replaced while the run writes to it; the run continues in the file "
+        "that is there now",
+        self._path,
+      )
+      self._file.close()
+      self._path.parent.mkdir(parents=True, exist_ok=True)
+      self._open()
+    os.fsync(self._file.fileno())
+
+  def close(self) -> None:
+    """Close the file; a second call does nothing."""
+    self._file.close()
+
+  def _open(self) -> None:
+    self._file = open(self._path, "ab+", buffering=0)
+
+  def _find_last_line(self, size: int) -> tuple[int, bytes | None]:
+    """Return the size of all complete lines, and the last of them."""
+    tail = b""
+    start = size
+    while start > 0 and tail.count(b"\n") < 2:
+      length = min(_BLOCK_BYTES, start)
+      start -= length
+      self._file.seek(start)
+      tail = self._file.read(length) + tail
+    lines, end, torn = tail.rpartition(b"\n")
+    if not end:
+      return 0, None
+    return size - len(torn), lines.rpartition(b"\n")[2]

@@ -1,0 +1,221 @@
+"""A chain is read as one history, and the first record that does not fit is named."""
+
+import os
+import pathlib
+import random
+
+import pytest
+
+from t5x_like.certificate import chain
+from t5x_like.certificate.chain import ChainWriter
+from t5x_like.certificate.history import Break
+from tests.certificate import chains
+from tests.certificate.chains import digest_of, rollback, save, start, step
+
+NAN = "7fc00000"
+DIGITS = [step(n) for n in range(1, 10)]
+
+
+def run_of(last: int, first: int = 1, every: int = 4) -> list[dict]:
+  """Return the records of steps, with a save at every few."""
+  records = []
+  for number in range(first, last + 1):
+    records.append(step(number))
+    if number % every == 0:
+      records.append(save(number))
+  return records
+
+
+def breaks(records: list[dict], at: int, aspect: str, *words: str) -> None:
+  """Assert that records are no history, and where."""
+  with pytest.raises(Break) as error:
+    chains.read(records)
+  assert (error.value.step, error.value.aspect) == (at, aspect), error.value
+  for word in words:
+    assert word in error.value.reason, error.value
+
+
+def test_random_kills_leave_one_history():
+  """A run is killed anywhere and goes on from its last save; every record may be the last."""
+  generator = random.Random(0)
+  for _ in range(50):
+    records = [start()]
+    position = 0
+    repeated = 0
+    reached = 0
+    while position < 40:
+      last = position + generator.randint(0, 12)
+      records += run_of(last, position + 1)
+      repeated += max(0, min(last, reached) - position)
+      reached = max(reached, last)
+      position = last // 4 * 4
+      records.append(start(position))
+    history = chains.read(records)
+    assert history.repeated == repeated
+    assert list(history.steps) == list(range(1, position + 1))
+    assert history.last_step == position
+    assert len(history.starts) == sum(record["kind"] == chain.START for record in records)
+
+
+def test_a_rollback_and_a_kill_in_the_middle_of_it():
+  refused = step(7, loss=NAN, refused="train/loss is nan")
+  first = [start(), *run_of(6), refused]
+  after = [step(n, passed=3) for n in range(5, 10)]
+  whole = [*first, rollback(7, 4, 3), *after]
+  history = chains.read(whole)
+  assert history.last_step == 9
+  assert [step.batch_index for step in history.steps.values()] == [0, 1, 2, 3, 7, 8, 9, 10, 11]
+  # killed after the rollback was recorded, and before anything was saved after it
+  again = [*first, rollback(7, 4, 3), *after[:2], start(4), *run_of(6, 5), refused]
+  history = chains.read([*again, rollback(7, 4, 3), *after])
+  assert history.repeated == 5
+  assert len(history.rollbacks) == 2
+  breaks([start(), *run_of(7), rollback(7, 4, 3)], 7, "chain", "which no record before it refuses")
+  breaks([*first, rollback(7, 4, 2)], 4, "data", "passes over 2 batches, expected 3")
+  breaks([*first, rollback(7, 5, 2)], 5, "state", "never saved")
+  breaks([*first, rollback(7, 4, 3), step(5)], 5, "data", "of batch 4, expected 7")
+
+
+@pytest.mark.parametrize(
+  ("records", "at", "aspect", "words"),
+  [
+    ([], 0, "chain", "no record"),
+    ([step(1)], 1, "chain", "before any start"),
+    ([start(), step(1), step(3)], 2, "chain", "a gap"),
+    ([start(), step(1), step(2), step(2)], 2, "chain", "a fork"),
+    ([start(), *run_of(8), start(12)], 9, "chain", "a gap"),
+    ([start(), *run_of(8), start(6)], 6, "state", "no record says that it was saved"),
+    ([start(), *run_of(8), start(8, state="other")], 8, "state", "continues from the state"),
+    ([start(), *run_of(8), start(8, passed=2)], 8, "data", "passed over 2 batches"),
+    (
+      [start(), *run_of(6), start(4), step(5), step(6, loss="40000000")],
+      6,
+      "code",
+      "a fork: it was made twice, with loss",
+    ),
+    (
+      [start(), *run_of(6), start(4), step(5, batch=digest_of("other"))],
+      5,
+      "data",
+      "a fork: it was made twice, from the batches",
+    ),
+    (
+      [start(), *run_of(6), start(4), step(5), step(6, metrics="0" * 32)],
+      6,
+      "code",
+      "equal losses and other metrics",
+    ),
+    (
+      [start(), *run_of(8), start(4), *run_of(7, 5), step(8), save(8, state=digest_of("other"))],
+      8,
+      "state",
+      "saved twice",
+    ),
+    (
+      [start(), step(1), start(0, fingerprints=chains.FINGERPRINTS | {"data": "f" * 64})],
+      0,
+      "data",
+      "other data",
+    ),
+    ([start(), *run_of(3), save(2)], 2, "chain", "the last step before it is 3"),
+    ([start(total_steps=2), *run_of(3)], 3, "chain", "after the run's last one, 2"),
+    ([start(), step(1, loss="x")], 0, "chain", "line 2 is no record"),
+    ([start(), step(1), {"kind": "other", "step": 2}], 1, "chain", "line 3 is no record"),
+    ([start(), step(1), step(2) | {"step": True}], 1, "chain", "line 3 is no record"),
+  ],
+  ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_history_is_named(records, at, aspect, words):
+  breaks(records, at, aspect, words)
+
+
+def test_another_layout_may_round_and_another_config_may_differ():
+  two = chains.EXACT | {"devices": 2}
+  rounded = step(5, loss="40000005", metrics="0" * 32)
+  history = chains.read([start(), *run_of(6), start(4, environment=two), rounded])
+  assert (history.repeated, history.rounded) == (0, 1)
+  far = step(5, loss="40100000", metrics="0" * 32)
+  breaks([start(), *run_of(6), start(4, environment=two), far], 5, "code", "differ by more than")
+  assert chains.read([start(), *run_of(6), start(4, config="f" * 64), far]).last_step == 5
+  # the same layout again, from a state of the other one
+  back = [start(), *run_of(6), start(4, environment=two), rounded, *run_of(8, 6), start(8)]
+  assert chains.read([*back, step(9)]).last_step == 9
+
+
+def test_gpus_round_differently_at_each_start_unless_told_not_to():
+  gpu = {"environment": chains.EXACT | {"platform": "gpu"}}
+  rounded = step(5, loss="40000005", metrics="0" * 32)
+  assert chains.read([start(**gpu), *run_of(6), start(4, **gpu), rounded]).rounded == 1
+  gpu["environment"]["xla_flags"] = "--xla_gpu_deterministic_ops=true"
+  breaks([start(**gpu), *run_of(6), start(4, **gpu), rounded], 5, "code", "a fork")
+
+
+def test_a_chain_may_begin_late():
+  history = chains.read([start(20), step(21), step(22)])
+  assert (history.begins, history.last_step) == (20, 22)
+  history = chains.read([start(20), step(21), start(10), step(11)])
+  assert (history.begins, list(history.steps)) == (10, [11])
+
+
+@pytest.mark.parametrize("change", ["edit", "remove", "insert", "swap"])
+def test_a_line_that_is_changed_breaks_the_hash_of_the_next(change):
+  lines = chains.link([start(), *DIGITS])
+  if change == "edit":
+    lines[3] = lines[3].replace(b"40000002", b"40000003")
+  elif change == "remove":
+    del lines[3]
+  elif change == "insert":
+    lines.insert(3, lines[2])
+  else:
+    lines[3], lines[4] = lines[4], lines[3]
+  with pytest.raises(Break, match="edited, removed or inserted") as error:
+    chains.HistoryReader(1e-3).read(lines)
+  assert error.value.aspect == "chain"
+
+
+def append(workdir: pathlib.Path, numbers) -> None:
+  writer = ChainWriter(workdir, lambda: None)
+  for number in numbers:
+    writer.append(chain.STEP, number, value=number)
+  writer.flush()
+  writer.close()
+
+
+def test_a_line_cut_short_by_a_kill_is_no_record(tmp_path):
+  append(tmp_path, range(1, 4))
+  path = tmp_path / chain.FILE
+  whole = path.read_bytes()
+  complete = list(chain.read_lines(tmp_path, ""))
+  for size in range(0, len(whole), 5):
+    path.write_bytes(whole[:size])
+    kept = list(chain.read_lines(tmp_path, ""))
+    assert kept == complete[: whole[:size].count(b"\n")]
+    append(tmp_path, range(len(kept) + 1, 4))
+    assert path.read_bytes() == whole
+
+
+def test_a_writer_reads_only_the_end_of_a_long_chain(tmp_path):
+  append(tmp_path, [1])
+  path = tmp_path / chain.FILE
+  with open(path, "ab") as file:
+    file.truncate(2**33)  # 8 GB of zeros, which take no place
+    file.write(b"\n" + b'{"step": 7}\n')
+  writer = ChainWriter(tmp_path, lambda: None)
+  assert writer.last_step == 7
+  writer.close()
+  assert os.path.getsize(path) == 2**33 + len(b'\n{"step": 7}\n')
+
+
+def test_a_removed_file_is_reported_and_the_run_goes_on(tmp_path, caplog):
+  checks = []
+  writer = ChainWriter(tmp_path, lambda: checks.append("checked"))
+  writer.append(chain.STEP, 1)
+  (tmp_path / chain.FILE).unlink()
+  writer.flush()
+  writer.append(chain.STEP, 2)
+  writer.close()
+  assert checks == ["checked"]
+  assert "was removed or replaced" in caplog.text
+  (line,) = chain.read_lines(tmp_path, "")
+  with pytest.raises(Break, match="edited, removed or inserted"):
+    chains.HistoryReader(1e-3).read([line])
