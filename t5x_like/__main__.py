@@ -13,7 +13,7 @@ import sys
 
 from t5x_like import errors
 
-COMMANDS = ("train", "evaluate", "predict", "chat", "plan")
+COMMANDS = ("train", "evaluate", "predict", "chat", "plan", "certify")
 
 
 def tools() -> dict[str, str]:

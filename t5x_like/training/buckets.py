@@ -168,9 +168,13 @@ def count_buckets(task, reason: str | None) -> int:
   return 1
 
 
+def build_buckets(model, task) -> TextBuckets:
+  """Return the buckets by which a model's batches of a task are cut."""
+  count = count_buckets(task, whole_rows_reason(model))
+  return TextBuckets(task.features, count, task.vocabulary.pad_id)
+
+
 def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[BucketedStep, StepCost]:
   """Return the steps for batches of a task, and the cost of the longest."""
-  count = count_buckets(task, whole_rows_reason(parts.model))
-  buckets = TextBuckets(task.features, count, task.vocabulary.pad_id)
-  steps = BucketedStep(config, parts, task.features, buckets)
+  steps = BucketedStep(config, parts, task.features, build_buckets(parts.model, task))
   return steps, steps.longest_cost

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from t5x_like import evaluate, predict, train, trust
+from t5x_like import certify, evaluate, predict, train, trust
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files import clients, globs, leases, locks, remote
 from t5x_like.files.paths import as_path, check_directory, is_remote
@@ -72,6 +72,7 @@ RECIPE = f"--config={REPO}/tests/recipes/nano.py"
 COMMANDS = {
   "train": (train.main, [RECIPE, "--workdir={}"]),
   "evaluate": (evaluate.main, ["--workdir={}"]),
+  "certify": (certify.main, ["--workdir={}"]),
   "suite": (evaluate.main, ["--workdir={},run", "--suite=glue", "--output=out"]),
   "suite's output": (evaluate.main, ["--workdir=run", "--suite=glue", "--output={}"]),
   "predict": (predict.main, ["--workdir={}", "--input=in.txt", "--output=out.jsonl"]),

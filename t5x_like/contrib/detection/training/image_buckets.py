@@ -71,8 +71,12 @@ def whole_images_reason(model) -> str | None:
   return f"in the backbone {type(backbone).__name__}, cells far from the padding depend on it"
 
 
+def build_buckets(model, task) -> ImageBuckets:
+  """Return the buckets by which a model's batches of a task are cut."""
+  return ImageBuckets(task.features, count_buckets(task, whole_images_reason(model)))
+
+
 def compile_run_step(config: ConfigDict, parts: Parts, task) -> tuple[BucketedStep, StepCost]:
   """Return the steps for batches of a task, and the cost of the largest images."""
-  buckets = ImageBuckets(task.features, count_buckets(task, whole_images_reason(parts.model)))
-  steps = BucketedStep(config, parts, task.features, buckets)
+  steps = BucketedStep(config, parts, task.features, build_buckets(parts.model, task))
   return steps, steps.longest_cost
