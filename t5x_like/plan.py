@@ -7,7 +7,8 @@ would run, for a TPU slice (v4:4x4x8, v5e:16x16, v5p:8x8x8, v6e:16x16, tpu7x:4x4
 several), for CPU devices (cpu:8) or for the devices of this machine (local), where it also times a
 train step. It reports whether the step fits, how much each device sends over which mesh axis and
 the possible minimum, and the estimated time of a step. It needs no TPU and no data, but libtpu: pip
-install 't5x-like[plan]'. See docs/how-to/plan-a-run.md.
+install 't5x-like[plan]'. `t5x_like.train --plan=FILE` holds a run to the plan that --json writes.
+See docs/how-to/plan-a-run.md.
 
 Exit codes: 0 it fits, 5 it does not, 6 the compiler gave no answer, 2 an error that one line on
 stderr explains. Of several topologies, the code is of the worst.

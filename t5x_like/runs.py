@@ -45,6 +45,7 @@ class Run:
     *,
     from_step: int | None = None,
     profile: range | None = None,
+    plan: str | None = None,
   ) -> None:
     """Train to the end, from the newest checkpoint if there is one.
 
@@ -53,13 +54,14 @@ class Run:
         An exception ends the run.
       from_step: a saved step to go back to; later ones are set aside.
       profile: the steps to record a profiler trace of.
+      plan: a plan of `t5x_like.plan --json` that the run is compared with.
     Raises:
       UserError: the config, the data or the workdir do not fit; before the first step, if that can
         be known.
       Preempted: a signal stopped the run; its state is saved.
       NumericError: the loss or the state is not finite.
     """
-    train.train_config(self.config, self.workdir, from_step, profile, callbacks, self._flags)
+    train.train_config(self.config, self.workdir, from_step, profile, callbacks, self._flags, plan)
 
   def metrics(self) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`: `step`, and values by name."""

@@ -8,6 +8,7 @@ state saved (docs/reference/exit-codes.md).
 """
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 
 from t5x_like import command_line, recipes
@@ -29,7 +30,12 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], range | None]
     metavar="STEP",
     help="go back to this saved step; later ones are set aside",
   )
-  args, overrides = command_line.parse(argv, __doc__, profile, from_step)
+  plan = flag(
+    "--plan",
+    metavar="FILE",
+    help="hold the run to this plan of t5x_like.plan: print where it deviates, and why",
+  )
+  args, overrides = command_line.parse(argv, __doc__, profile, from_step, plan)
   return args, overrides, _parse_profile(args.profile)
 
 
@@ -47,7 +53,7 @@ def main(argv: list[str]) -> None:
   config = recipes.load(args.config, overrides)
   check_profile(args.profile, window, config)
   flags = recipe_flags(args.config, overrides)
-  train_config(config, args.workdir, args.from_step, window, flags=flags)
+  train_config(config, args.workdir, args.from_step, window, flags=flags, plan=args.plan)
 
 
 def recipe_flags(recipe: str, overrides: Sequence[str]) -> list[str]:
@@ -62,16 +68,22 @@ def train_config(
   profile: range | None = None,
   callbacks=(),
   flags: Sequence[str] = (),
+  plan: str | None = None,
 ) -> None:
   """Train a recipe's config to its end in a workdir; see `t5x_like.runs.Run`.
 
   Args:
     flags: the flags that made the config, for the workdir's history.
+    plan: a file of a plan that the run is compared with; None for a stored plan of its step.
   """
   from t5x_like.config import check_values
   from t5x_like.data import open_values
 
   check_values(config)
+  recipe = config
+  from t5x_like.planning.promise import read_promises, stored_promises
+
+  promises = read_promises(plan, recipe) if plan else stored_promises(recipe)
   config, notes = open_values.complete(config)  # before jax is loaded
   from t5x_like import data
   from t5x_like.runtime import compile_cache, process
@@ -83,12 +95,21 @@ def train_config(
   for note in notes:
     process.log(note)
   data.use_cache(workdir)
-  with remove_if_refused(workdir):
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(remove_if_refused(workdir))
+    promise = None
+    if promises:
+      from t5x_like.planning import plan_watch
+
+      select = plan_watch.select_promise if plan else plan_watch.select_stored_promise
+      promise = select(promises)
     cache_note = compile_cache.enable(workdir)
-    with open_training_run(config, workdir, from_step, flags) as run:
-      process.log(f"  {cache_note}")
-      run.session.callbacks += callbacks
-      loop.train(run, profile=profile)
+    run = stack.enter_context(open_training_run(config, workdir, from_step, flags))
+    process.log(f"  {cache_note}")
+    run.session.callbacks += callbacks
+    if promise:
+      stack.enter_context(plan_watch.watch_run(promise, recipe, run))
+    loop.train(run, profile=profile)
 
 
 def _parse_profile(text: str | None) -> range | None:

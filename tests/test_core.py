@@ -10,10 +10,10 @@ import pytest
 import code_shape
 
 BOUNDS = {
-  "tokens": 614_700,
+  "tokens": 618_200,
   "tokens a line": 5.97,
   "vague names in percent": 0.13,
-  "core modules": 208,
+  "core modules": 217,
   "circles": 0,
 }
 

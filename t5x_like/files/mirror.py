@@ -20,6 +20,7 @@ _RESUME_FILES = (
   "metrics.jsonl",
   "trackers.json",
   "goodput.json",
+  "plan_comparison.json",
 )
 _copies: list[tempfile.TemporaryDirectory] = []  # removed when the program ends
 

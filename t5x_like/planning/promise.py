@@ -136,9 +136,13 @@ class Promise:
 
 
 def step_values(recipe: ConfigDict) -> dict[str, Any]:
-  """Return the values of a recipe, not yet resolved, that determine its step, by dotted key."""
+  """Return the values of a recipe, not yet resolved, that determine its step, by dotted key.
+
+  They are values of JSON, as in a plan's file.
+  """
   values = slots.to_plain(redact_config(recipe.to_dict()))
-  return flatten({key: values[key] for key in _STEP_KEYS if key in values})
+  step_values = flatten({key: values[key] for key in _STEP_KEYS if key in values})
+  return json.loads(json.dumps(step_values, default=str))
 
 
 def select_versions(versions: Mapping[str, str]) -> dict[str, str]:
@@ -185,11 +189,14 @@ def stored_promises(recipe: ConfigDict) -> list[Promise]:
   """
   if not STORED_PLANS.is_file():
     return []
-  values = step_values(recipe)
-  plans = json.loads(STORED_PLANS.read_text())
+  plans = {}
+  for name, plan in json.loads(STORED_PLANS.read_text()).items():
+    if "config_values" in plan and plan["step"] == "train" and plan["fits"]:
+      plans[name] = plan
+  values = step_values(recipe) if plans else {}
   promises = []
   for name, plan in plans.items():
-    if plan.get("config_values") == values and plan.get("step") == "train" and plan["fits"]:
+    if plan["config_values"] == values:
       promises.append(_parse(f"{STORED_PLANS.name}: {name}", plan, ""))
   return promises
 

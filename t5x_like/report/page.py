@@ -23,7 +23,7 @@ from t5x_like.files import checked_json, local
 from t5x_like.files.paths import as_path
 from t5x_like.interop import hf
 from t5x_like.redaction import redact_config
-from t5x_like.report import readable
+from t5x_like.report import plan_table, readable
 from t5x_like.report.charts import Metrics, charts, gaps, series
 from t5x_like.report.charts import names as metric_names
 from t5x_like.report.writer import read_metrics
@@ -42,8 +42,9 @@ def write_report(workdir, address=None) -> pathlib.Path:
   """Write `<workdir>/report.html` from the files of a workdir.
 
   They are `metrics.jsonl`, `config.json`, `environment.json`, `history.jsonl`, `sharding.txt`,
-  `goodput.json`, `samples/*.jsonl`, `pictures/*.png` and `suites/*/results.json`. Any of them may
-  be missing; the report then says so. The same files always give the same bytes.
+  `goodput.json`, `plan_comparison.json`, `samples/*.jsonl`, `pictures/*.png` and
+  `suites/*/results.json`. Any of them may be missing; the report then says so. The same files
+  always give the same bytes.
 
   Args:
     address: the workdir as the commands on the page name it, if it differs.
@@ -84,6 +85,7 @@ def write_report(workdir, address=None) -> pathlib.Path:
     config=_sections(config),
     environment=environment,
     goodput=flat_object(workdir / "goodput.json"),
+    plan=_plan(workdir),
   )
   try:
     (as_path(workdir) / FILE).write_text(html)
@@ -333,6 +335,18 @@ def number(value: float) -> str:
   if value == int(value) and abs(value) >= 100:
     return f"{value:,.0f}"
   return f"{value:.4g}"
+
+
+def _plan(workdir: pathlib.Path) -> dict[str, Any] | None:
+  """Return the plan beside the measurements: {title, rows, deviations}; None without a plan."""
+  comparison = plan_table.read_comparison(workdir)
+  if comparison is None:
+    return None
+  return {
+    "title": f"{comparison.topology}, over {comparison.steps:,} steps",
+    "rows": plan_table.table_rows(comparison),
+    "deviations": plan_table.deviation_parts(comparison),
+  }
 
 
 def _benchmarks(directory: pathlib.Path) -> list[dict[str, Any]]:

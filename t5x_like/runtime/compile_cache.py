@@ -31,23 +31,25 @@ from t5x_like.errors import one_line
 from t5x_like.parallel import distributed, jax_internals
 
 _HIT = "/jax/compilation_cache/cache_hits"
+COMPILATION = "/jax/core/compile/backend_compile_duration"  # jax's event, with its seconds
 _MIN_COMPILE_SECONDS = 0.2  # of compiling; smaller programs are not worth a file
 _MAX_BYTES = 20 * 10**9  # of all programs in a directory
 _hits = 0
+_compile_seconds = 0.0
 
 
 def enable(workdir: str) -> str:
   """Make jax keep compiled programs in `compiled/` of a workdir; return one line about it.
 
   With `T5X_LIKE_CACHE` they are kept there instead, and with a remote workdir in the user's cache
-  directory. `JAX_COMPILATION_CACHE_DIR` names any other directory, and
-  `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off. Several simulated CPU devices in one
+  directory. `JAXCOMPILATION_CACHE_DIR` names any other directory, and
+  `JAX_ENABLECOMPILATION_CACHE=false` turns the cache off. Several simulated CPU devices in one
   process have none unless that variable asks for it: each device of a program that XLA read from a
   cache may run the collectives in another order, and they then wait for each other until XLA
   aborts.
   """
   if not jax.config.jax_enable_compilation_cache:
-    return "compiled programs are not kept (JAX_ENABLE_COMPILATION_CACHE)"
+    return "compiled programs are not kept (JAX_ENABLECOMPILATION_CACHE)"
   if not jax.config.jax_compilation_cache_dir:
     if jax.default_backend() == "cpu" and jax.local_device_count() > 1:
       return (
@@ -141,6 +143,24 @@ def _is_private(directory: pathlib.Path) -> bool:
 def hit_count() -> int:
   """Return the number of programs that this process has taken from the cache."""
   return _hits
+
+
+def compile_seconds() -> float:
+  """Return the seconds that this process has spent on compiling, since the first call of this."""
+  _time_compilations()
+  return _compile_seconds
+
+
+@functools.cache
+def _time_compilations() -> None:
+  """Time the compilations from now on; act once per process."""
+
+  def add(event: str, seconds: float, **_):
+    global _compile_seconds
+    if event == COMPILATION:
+      _compile_seconds += seconds
+
+  jax.monitoring.register_event_duration_secs_listener(add)
 
 
 @functools.cache

@@ -26,6 +26,21 @@ _DETERMINISTIC = "xla_gpu_deterministic_ops"
 
 
 @dataclasses.dataclass(frozen=True)
+class StepProgram:
+  """The compiled program of a step.
+
+  Attributes:
+    compiled: the program, with its text and the compiler's analysis of its memory.
+    cores: the attention cores in it by log name.
+    seconds: the seconds of tracing and compiling.
+  """
+
+  compiled: jax.stages.Compiled
+  cores: dict[str, str]
+  seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
 class StepCost:
   """The cost of one step.
 
@@ -34,12 +49,14 @@ class StepCost:
     flops: model FLOPs, see `step_flops`.
     peak: peak FLOP/s of all devices together, 0 if unknown.
     unit: the unit of `positions`, "tokens" or "images".
+    program: the compiled step; None if the cost is of no program.
   """
 
   positions: int
   flops: float
   peak: float
   unit: str = "tokens"
+  program: StepProgram | None = None
 
 
 def lower_step(
@@ -115,9 +132,11 @@ def compile_step(
   else:
     peak, source = peak_flops(device)
   from_cache = " (from the cache)" if compile_cache.hit_count() > hits else ""
-  process.log(f"step compiled in {time.perf_counter() - start:.1f} s{from_cache}")
+  cores = describe_cores(used)
+  program = StepProgram(compiled, cores, time.perf_counter() - start)
+  process.log(f"step compiled in {program.seconds:.1f} s{from_cache}")
   process.log(f"  compute   {cost / 1e9:,.1f} model GFLOPs a step (causal attention halved)")
-  for log_name, core in describe_cores(used).items():
+  for log_name, core in cores.items():
     process.log(f"  core      {log_name.replace('_', ' ')}: {core.replace('_', ' ')}")
   if peak:
     noun = "device" if devices == 1 else "devices"
@@ -132,7 +151,8 @@ def compile_step(
       "activations not split, as their sizes do not divide: "
       f"{', '.join(sorted(parts.rules.dropped))}"
     )
-  return compiled, StepCost(flops=cost, peak=peak * devices, **count_positions(batch))
+  positions = count_positions(batch)
+  return compiled, StepCost(flops=cost, peak=peak * devices, program=program, **positions)
 
 
 def count_positions(batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, int | str]:

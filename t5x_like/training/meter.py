@@ -1,5 +1,6 @@
 """Measure step times, data waits and padding, and find the slowest host."""
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -8,9 +9,12 @@ import jax
 import numpy as np
 
 from t5x_like.parallel import distributed
+from t5x_like.runtime import compile_cache
 
 _PREFIX = "t5x_like/hosts/"
 _EVERY_SECONDS = 20.0
+_WARM_UP_STEPS = 2  # whose times have waits for the first batches and for buffers
+_MIN_COMPILE_SECONDS = 0.2  # of a step's program; conversions and the like compile faster
 
 
 class Goodput:
@@ -33,6 +37,45 @@ class Goodput:
     return min(1.0, self._spent / max(time.time() - self._began, 1e-9))
 
 
+@dataclasses.dataclass
+class StepTotals:
+  """Sums over the steps of a meter, without its first two.
+
+  Attributes:
+    steps: the number of steps.
+    seconds: of all steps, without saves and evaluations.
+    wait_seconds: seconds in which this host waited for data.
+    compilations: the number of steps before which a program was compiled.
+    compile_seconds: this host's seconds for tracing, compiling and dispatching these steps.
+    blocked_seconds: seconds in which this host waited for its devices.
+    flops: model FLOPs.
+    saves: the number of checkpoints that were started.
+    save_seconds: seconds in which saves held up the steps.
+  """
+
+  steps: int = 0
+  seconds: float = 0.0
+  wait_seconds: float = 0.0
+  compilations: int = 0
+  compile_seconds: float = 0.0
+  blocked_seconds: float = 0.0
+  flops: float = 0.0
+  saves: int = 0
+  save_seconds: float = 0.0
+
+  def add(self, later: "StepTotals") -> None:
+    """Add the sums over further steps."""
+    for field in dataclasses.fields(self):
+      setattr(self, field.name, getattr(self, field.name) + getattr(later, field.name))
+
+  def since(self, earlier: "StepTotals") -> "StepTotals":
+    """Return the sums over the steps after an earlier state of these totals."""
+    differences = {}
+    for field in dataclasses.fields(self):
+      differences[field.name] = getattr(self, field.name) - getattr(earlier, field.name)
+    return StepTotals(**differences)
+
+
 class StepMeter:
   """Times steps without waiting for the one just dispatched.
 
@@ -43,6 +86,10 @@ class StepMeter:
     cost: `(batch) -> the cost of its step`.
     goodput: the run's goodput.
     pad_id: the id of padding in features without segments; None for none.
+
+  Attributes:
+    totals: sums over the steps so far.
+    totals_start: when the first of these steps began, of `time.perf_counter`.
   """
 
   def __init__(
@@ -64,13 +111,21 @@ class StepMeter:
     self._waited = 0.0
     self._excluded = 0.0
     self._own_seconds = 0.0
+    self._compile_start = 0.0  # of `compile_cache.compile_seconds`, when a step began
+    self._dispatch_start = 0.0  # when its batch had arrived
+    self._compile_seconds = 0.0
+    self._num_finished = 0
+    self.totals = StepTotals()
+    self.totals_start = time.perf_counter()
     self._steps: list[tuple] = []  # padding, cost, and the time when it was dispatched
 
   def next_batch(self) -> dict[str, np.ndarray]:
     """Return the next batch; the time taken counts as data wait."""
+    self._compile_start = compile_cache.compile_seconds()
     start = time.perf_counter()
     batch = next(self._batches)
-    self._waited += time.perf_counter() - start
+    self._dispatch_start = time.perf_counter()
+    self._waited += self._dispatch_start - start
     self._steps.append((_padding(batch, self._pad_id), self._cost(batch)))
     return batch
 
@@ -78,14 +133,21 @@ class StepMeter:
     """Count the time from `since` until now as this host's own work for a step."""
     self._steps[-1] += (time.perf_counter(),)
     self._own_seconds += self._steps[-1][-1] - since
+    if compile_cache.compile_seconds() - self._compile_start >= _MIN_COMPILE_SECONDS:
+      self._compile_seconds = self._steps[-1][-1] - self._dispatch_start
 
-  def exclude_time(self, since: float) -> None:
+  def exclude_time(self, since: float, is_save: bool = False) -> None:
     """Exclude the time since `since` from step times, such as the time of an evaluation.
 
     Args:
       since: of `time.perf_counter`, seconds.
+      is_save: whether a checkpoint was started in that time.
     """
-    self._excluded += time.perf_counter() - since
+    seconds = time.perf_counter() - since
+    self._excluded += seconds
+    if is_save:
+      self.totals.saves += 1
+      self.totals.save_seconds += seconds
 
   def finish_step(self) -> dict[str, float]:
     """Return the figures of the step whose metrics have just arrived."""
@@ -103,11 +165,29 @@ class StepMeter:
     if cost.flops / seconds <= cost.peak:  # a peak measured on a busy machine may be too low
       figures["mfu"] = cost.flops / seconds / cost.peak
     slowest = self._stragglers.finish_step(self._own_seconds)
+    self._add_to_totals(seconds, cost.flops)
     self._last = now
     self._waited = 0.0
     self._excluded = 0.0
     self._own_seconds = 0.0
+    self._compile_seconds = 0.0
     return figures | slowest
+
+  def _add_to_totals(self, seconds: float, flops: float) -> None:
+    """Add a step to the totals, after the first steps."""
+    self._num_finished += 1
+    if self._num_finished <= _WARM_UP_STEPS:
+      self.totals_start = time.perf_counter()
+      return
+    totals = self.totals
+    totals.steps += 1
+    totals.seconds += seconds
+    totals.wait_seconds += self._waited
+    totals.compilations += self._compile_seconds > 0
+    totals.compile_seconds += self._compile_seconds
+    host_seconds = self._waited + max(self._own_seconds, self._compile_seconds)
+    totals.blocked_seconds += max(0.0, seconds - host_seconds)
+    totals.flops += flops
 
 
 class StragglerFinder:

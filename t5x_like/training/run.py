@@ -119,6 +119,11 @@ class TrainingRun:
     return [row["step"] for row in rows if row.get("train/updates_refused")]
 
   @property
+  def compiled_phase(self) -> CompiledPhase | None:
+    """The current phase with its compiled step; None for a run that is finished already."""
+    return self._compiled_phase
+
+  @property
   def _position(self) -> int:
     """The step whose batch is next; later than `step` where rollbacks have skipped batches."""
     return self.step + self._rollbacks["batches_passed"]
@@ -252,7 +257,7 @@ class TrainingRun:
     self.session.save(self.step, to_tree(self.state), self._rollbacks)
     if self._exports:
       self._exports.write(self.step, self.weights)
-    self._compiled_phase.meter.exclude_time(since)
+    self._compiled_phase.meter.exclude_time(since, is_save=True)
 
   def _is_copy_due(self) -> bool:
     """Return whether this step is to be copied near each host; see `checkpoints/emergency.py`."""

@@ -79,6 +79,7 @@ class Session(contextlib.AbstractContextManager):
     certificate: the recorder of the run's steps, once the run has begun.
     saved: the step saved last.
     callbacks: called with the step and the metrics of every line, in all processes.
+    annotators: called likewise before a line is written; they return metrics to add to it.
 
   Raises:
     UserError: another run holds the workdir, it cannot be written, its run has another config, or
@@ -103,6 +104,7 @@ class Session(contextlib.AbstractContextManager):
     self._flags = flags
     self._primary = process.is_first()
     self.callbacks: list[Callable[[int, dict[str, float]], object]] = []
+    self.annotators: list[Callable[[int, dict[str, float]], dict[str, float]]] = []
     self._writer: MetricsWriter | None = None
     self.certificate: Recorder | None = None
     self._mirror = None
@@ -271,6 +273,8 @@ class Session(contextlib.AbstractContextManager):
 
   def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
     """Append a line to `metrics.jsonl`, and call the callbacks with it."""
+    for annotate in self.annotators:
+      metrics = metrics | annotate(step, metrics)
     self._writer.write(step, metrics)
     for callback in self.callbacks:
       callback(step, metrics)
