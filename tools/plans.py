@@ -14,7 +14,6 @@ in time, with exit code 5. Needs libtpu (the extra `plan`), but no TPU.
 """
 
 import json
-import pathlib
 import re
 import sys
 from typing import Any
@@ -23,6 +22,7 @@ from t5x_like import command_line
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.plan import EXIT_DOES_NOT_FIT
 from t5x_like.planning import child, counts
+from t5x_like.planning.promise import STORED_PLANS, promise_fields
 
 _FSDP = ("mesh.fsdp=-1", "mesh.data=1")
 _T5 = "configs/t5/base.py:xxl"
@@ -138,11 +138,10 @@ PLANS: dict[str, child.Request] = {
   ),
 }
 _STORED_FIELDS = (
-  "fits verdict mesh batch_size remat accumulation_steps memory seconds mfu compile_seconds "
-  "compile_cpu_seconds options counts dearest"
-).split()
+  *promise_fields(),
+  *"verdict remat compile_cpu_seconds options counts dearest".split(),
+)
 EXIT_GREW = 4
-STORED_PLANS = pathlib.Path(__file__).resolve().parents[1] / "docs" / "plans.json"
 _COLUMNS = (
   "plan",
   "mesh",
