@@ -59,6 +59,21 @@ class Metric(abc.ABC):
     return self.scores(self.compute_rows(references, predictions))
 
 
+class AdditiveMetric(Metric):
+  """A metric whose scores depend on the examples only through the sums of their rows.
+
+  Its scores of many samples are computed at once, which makes resampling fast.
+  """
+
+  @abc.abstractmethod
+  def scores_of_sums(self, sums_XC: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the scores [...] of sums of rows [..., C], by name; an undefined score is NaN."""
+
+  def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
+    scores = self.scores_of_sums(np.sum(rows_NC, axis=0, dtype=np.float64))
+    return {name: float(score) for name, score in scores.items()}
+
+
 def percent(share: float) -> float:
   return 100.0 * float(share)
 

@@ -8,42 +8,71 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.metrics.metric import Metric
+from t5x_like.metrics.metric import AdditiveMetric, Metric
 
 LEVEL = 95.0
+SAMPLES = 1000  # of the intervals that tables show
 _PERCENTILES = (50 - LEVEL / 2, 50 + LEVEL / 2)
 
 
-def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> dict[str, Any]:
-  """Compute percentile intervals (Efron & Tibshirani 1993, chapter 13).
+def draw_scores(
+  metric: Metric, rows_NC: np.ndarray, samples: int, seed: int
+) -> dict[str, np.ndarray]:
+  """Return the scores of samples of examples, drawn with replacement.
 
   Args:
     metric: the metric.
-    rows_NC: the rows of the examples, which are drawn with replacement.
+    rows_NC: the rows of the examples.
     samples: the number of draws.
-    seed: the seed of the draws.
+    seed: the seed of the draws; equal seeds and numbers of examples draw the same examples.
 
   Returns:
-    `intervals`: by score, `{"low", "high", "standard_error"}`, or None if no sample defines the
-      score. `undefined`: by score, the number of samples left out because the score is undefined.
+    The scores [S] by name; NaN where a sample leaves a score undefined.
   """
   rng = np.random.default_rng(seed)
+  num_examples = len(rows_NC)
+  if isinstance(metric, AdditiveMetric):
+    sums = []
+    for _ in range(samples):
+      drawn_N = rng.integers(num_examples, size=num_examples)
+      sums.append(np.bincount(drawn_N, minlength=num_examples) @ rows_NC)
+    return metric.scores_of_sums(np.array(sums))
   draws = []
   for _ in range(samples):
-    draws.append(metric.scores(rows_NC[rng.integers(len(rows_NC), size=len(rows_NC))]))
+    draws.append(metric.scores(rows_NC[rng.integers(num_examples, size=num_examples)]))
+  return {name: np.array([draw[name] for draw in draws]) for name in draws[0]}
+
+
+def percentile_interval(scores_S: np.ndarray) -> dict[str, float] | None:
+  """Return `{"low", "high", "standard_error"}` of the finite scores of samples; None without any.
+
+  The limits are percentiles of the scores (Efron & Tibshirani 1993, chapter 13).
+  """
+  defined = scores_S[np.isfinite(scores_S)]
+  if not len(defined):
+    return None
+  low, high = np.percentile(defined, _PERCENTILES)
+  error = float(defined.std(ddof=1)) if len(defined) > 1 else 0.0
+  return {"low": float(low), "high": float(high), "standard_error": error}
+
+
+def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> dict[str, Any]:
+  """Compute percentile intervals of a metric's scores.
+
+  Args:
+    metric, rows_NC, samples, seed: see `draw_scores`.
+
+  Returns:
+    `intervals`: by score, see `percentile_interval`. `undefined`: by score, the number of samples
+      left out because the score is undefined.
+  """
   intervals = {}
   undefined = {}
-  for name in draws[0]:
-    scores = np.array([draw[name] for draw in draws])
-    defined = scores[np.isfinite(scores)]
-    if len(defined) < len(scores):
-      undefined[name] = len(scores) - len(defined)
-    if not len(defined):
-      intervals[name] = None
-      continue
-    low, high = np.percentile(defined, _PERCENTILES)
-    error = float(defined.std(ddof=1)) if len(defined) > 1 else 0.0
-    intervals[name] = {"low": float(low), "high": float(high), "standard_error": error}
+  for name, scores_S in draw_scores(metric, rows_NC, samples, seed).items():
+    intervals[name] = percentile_interval(scores_S)
+    num_undefined = int(np.sum(~np.isfinite(scores_S)))
+    if num_undefined:
+      undefined[name] = num_undefined
   result = {
     "method": "percentile bootstrap over examples",
     "samples": samples,
@@ -54,6 +83,25 @@ def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> d
   if undefined:
     result["undefined"] = undefined
   return result
+
+
+def score_intervals(metric: Metric, rows_NC: np.ndarray) -> dict[str, dict[str, float]]:
+  """Return the 95 % interval of each score for a table, `{"low", "high", "samples"}`.
+
+  They are percentile intervals of `SAMPLES` samples, from seed 0. Scores without an interval are
+  left out. Where all samples have the same score, as if every answer is right, resampling says
+  nothing; a share of 0 or 100 % then has Wilson's interval, with no `samples`.
+  """
+  intervals: dict[str, dict[str, float]] = {}
+  for name, interval in bootstrap(metric, rows_NC, SAMPLES, seed=0)["intervals"].items():
+    if interval is None:
+      continue
+    is_constant = interval["low"] == interval["high"]
+    if is_constant and interval["low"] in (0.0, 100.0):
+      intervals[name] = wilson(interval["low"], len(rows_NC))
+    else:
+      intervals[name] = {"low": interval["low"], "high": interval["high"], "samples": SAMPLES}
+  return intervals
 
 
 def wilson(percent: float, examples: int) -> dict[str, float]:
