@@ -41,6 +41,7 @@ def parse(
   description: str,
   *extra: tuple[str, dict],
   config_required: bool = True,
+  workdir_required: bool = True,
   workdir_type: Callable[[str], str] = check_directory,
 ) -> tuple[argparse.Namespace, list[str]]:
   """Parse a program's arguments.
@@ -60,7 +61,7 @@ def parse(
   parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe_help)
   parser.add_argument(
     "--workdir",
-    required=True,
+    required=workdir_required,
     type=workdir_type,
     metavar="DIR",
     help="the run's directory, or gs://…",

@@ -23,21 +23,25 @@ these and, in a local workdir, to report.html. With a workdir at an address (gs:
 required. --steps=1000,2000 repeats the suite from each of these checkpoints and prints one table of
 the scores by step. A flag that has no meaning with, or without, --suite is refused.
 
---questions='lm_eval/*.jsonl.gz' answers questions without training, with or without a suite (see
-python -m tools.few_shot). The model is the first run with a decoder or an encoder-decoder. Each
-question follows --shots examples. With --template=NAME, a decoder answers by a chat template;
---template=published is the model's own. --max_examples=200 evaluates on the first 200 examples of
-each split, and of each file of questions.
+--suite=core, mmlu or olmes asks questions without training; each is frozen by its version. --data
+is a directory with their files; without it, the command prints which files and from where.
+--questions='lm_eval/*.jsonl.gz' does the same with files of yours (see python -m tools.few_shot).
+The model is the first run with a decoder or an encoder-decoder. Each question follows --shots
+examples. With --template=NAME, a decoder answers by a chat template; --template=published is the
+model's own. Every answer is saved in answers.jsonl of the output, so a command that was killed goes
+on and asks no question twice. --max_examples=200 evaluates on the first 200 examples of each split,
+and of each file of questions.
+
+Every score has a 95 % interval by the bootstrap. --compare=DIR,DIR without --workdir prints the
+differences of two finished tables. --every=1000 evaluates every 1000th step beside a run, and draws
+the scores in its report.html.
 
 The workdir may also be a Hugging Face directory, a name of the Hub or a GGUF file, whose results go
 to a directory beside it. Without --suite and --questions it then needs --config=RECIPE with the
 data.
 """
 
-import dataclasses
 import functools
-import hashlib
-import json
 import math
 import pathlib
 
@@ -49,15 +53,18 @@ from t5x_like.files import checked_json
 from t5x_like.files.gguf_file import is_gguf
 from t5x_like.files.paths import check_directory, is_remote
 
-_QUESTIONS = "questions"
-_QUESTION_BATCH = 32  # rows
 # Flags that have no meaning without --suite.
 _SUITE_FLAGS = (
   "tasks seeds rates epochs evaluations output data data_dir no_submission from_scratch compare "
-  "questions shots max_examples steps template"
+  "questions shots max_examples steps every template"
 ).split()
 _QUESTION_FLAGS = ("questions", "shots", "max_examples", "output", "template")
-_FLAGS_AGAINST_STEPS = ("step", "from_scratch", "compare", "questions")
+_FLAGS_AGAINST_STEPS = ("step", "from_scratch", "compare")
+_STEPS_FLAGS = ("steps", "every")
+# Flags that have no meaning for suites of questions, which are not learned.
+_TRAINING_FLAGS = (
+  "seeds rates epochs evaluations no_submission data_dir from_scratch config".split()
+)
 _output = functools.partial(check_directory, flag="--output")
 
 
@@ -105,6 +112,12 @@ _FLAGS = (
     help="the suite from each of these checkpoints, as one table",
   ),
   flag(
+    "--every",
+    type=command_line.step_number,
+    metavar="N",
+    help="the suite from every Nth step, while the run goes on; ends with the run",
+  ),
+  flag(
     "--evaluations",
     type=int,
     metavar="N",
@@ -129,7 +142,9 @@ _FLAGS = (
     help="the suite with fresh weights of the same architecture",
   ),
   flag(
-    "--compare", metavar="DIR", help="another table of the suite, to print the differences from"
+    "--compare",
+    metavar="DIR",
+    help="another table of the suite, to print the differences from; DIR,DIR without --workdir",
   ),
   flag(
     "--questions",
@@ -154,13 +169,40 @@ _FLAGS = (
 @handle_errors
 def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
-    argv, __doc__, *_FLAGS, config_required=False, workdir_type=_directories
+    argv,
+    __doc__,
+    *_FLAGS,
+    config_required=False,
+    workdir_required=False,
+    workdir_type=_directories,
   )
+  if args.workdir is None:
+    _compare_tables(args)
+    return
   _check_flags(args)
   if args.suite is not None or args.questions is not None:
     _run_suites(args, overrides)
   else:
     _evaluate(args, overrides)
+
+
+def _compare_tables(args) -> None:
+  """Print the differences between two finished tables, `--compare=DIR,DIR`, without a model."""
+  from t5x_like.benchmarks import comparison
+
+  if not args.compare or "," not in args.compare:
+    raise UserError(
+      "the following arguments are required: --workdir, or --compare=DIR,DIR for two finished "
+      "tables"
+    )
+  set_flags = {
+    name for name, value in vars(args).items() if value is not None and value is not False
+  }
+  unused = sorted(set_flags - {"compare", "trust"})
+  if unused:
+    raise UserError(f"{_spell_flags(unused)}: needs --workdir; give it, or leave out")
+  compared = comparison.compare_directories(args.compare.split(","))
+  print(comparison.markdown(compared), end="")
 
 
 def _evaluate(args, overrides: list[str]) -> None:
@@ -238,13 +280,15 @@ def _check_flags(args) -> None:
     )
   if args.from_scratch and "step" in set_flags:
     raise UserError("--step: --from_scratch takes no checkpoint; leave out either")
-  if "steps" in set_flags:
+  for steps_flag in _STEPS_FLAGS:
     conflicting = [name for name in _FLAGS_AGAINST_STEPS if name in set_flags]
-    if conflicting:
+    if steps_flag in set_flags and conflicting:
       raise UserError(
-        f"{_spell_flags(conflicting)}: not with --steps, which makes a table of its own; leave "
-        "out either"
+        f"{_spell_flags(conflicting)}: not with --{steps_flag}, which makes a table of its own; "
+        "leave out either"
       )
+  if "steps" in set_flags and "every" in set_flags:
+    raise UserError("--steps, --every: both name the checkpoints; leave out either")
   for name in ("shots", "template"):
     if name in set_flags and not args.questions:
       raise UserError(
@@ -267,10 +311,10 @@ def _parse_rates(text: str | None) -> list[float]:
 
 def _check_numbers(args, rates: list[float]) -> None:
   """Raise UserError for a number of runs, epochs or examples that is not finite and above 0."""
-  numbers = [args.seeds, args.epochs, args.max_examples, args.evaluations, *rates]
+  numbers = [args.seeds, args.epochs, args.max_examples, args.evaluations, args.every, *rates]
   invalid = [number for number in numbers if number is not None and not 0 < number < math.inf]
   if invalid or (args.shots or 0) < 0:
-    flags = "--seeds, --epochs, --rates, --evaluations, --max_examples"
+    flags = "--seeds, --epochs, --rates, --evaluations, --every, --max_examples"
     raise UserError(f"{flags}: expected finite numbers above 0, and --shots not less")
 
 
@@ -289,9 +333,25 @@ def _check_output(output: str | None, workdir: str) -> None:
     raise UserError(f"--workdir={workdir}: needs --output=DIR, a local directory for the results")
 
 
+def _refuse_training_flags(args, overrides: list[str]) -> None:
+  """Raise UserError for a flag of learned suites where all suites are of questions."""
+  unused = [name for name in _TRAINING_FLAGS if getattr(args, name)]
+  spelled = [f"--{name}" for name in unused]
+  spelled += [f"--config.{override.partition('=')[0]}" for override in overrides]
+  if spelled:
+    raise UserError(
+      f"{', '.join(spelled)}: only for suites that are learned; questions are answered without "
+      "training, so leave out"
+    )
+
+
 def _run_suites(args, overrides: list[str]) -> None:
   """Run suites and answer the files of questions; print their table."""
-  from t5x_like.benchmarks import custom_suites, steps, suite, tables
+  from t5x_like.benchmarks import custom_suites, question_suites, steps, suite, tables
+  from t5x_like.benchmarks.suites import Suite
+  from t5x_like.inference import questions
+  from t5x_like.library import model as library
+  from t5x_like.report import run_report
   from t5x_like.runtime import compile_cache, process
   from t5x_like.saved_model import hub, open_saved_model
 
@@ -303,10 +363,17 @@ def _run_suites(args, overrides: list[str]) -> None:
   process.prepare()
   _check_output(args.output, addresses[0])
   loaded_suites = custom_suites.load_suites(names)
+  folder = "+".join(loaded_suites) or question_suites.FILES
+  if not any(isinstance(loaded, Suite) for loaded in loaded_suites.values()):
+    _refuse_training_flags(args, overrides)
   workdirs = [hub.local_directory(address, "--workdir") for address in addresses]
   for workdir in workdirs:
     open_saved_model(workdir)  # raises if there is none
-  folder = "+".join(loaded_suites) or _QUESTIONS
+  if args.questions:
+    suite.choose_generator("--questions", workdirs)
+    question_options = questions.Options(shots=args.shots or 0)
+    patterns = args.questions.split(",")
+    loaded_suites[question_suites.FILES] = question_suites.from_files(patterns, question_options)
   scratch_folder = "from_scratch" if args.from_scratch else ""
   directory = hub.results_directory(workdirs[0])
   output = pathlib.Path(args.output or f"{directory}/suites/{folder}/{scratch_folder}")
@@ -331,153 +398,21 @@ def _run_suites(args, overrides: list[str]) -> None:
     evaluations=args.evaluations or suite.EVALUATIONS,
     submission=not args.no_submission,
     prepared=f"{output}/prepared" if is_published else None,
+    template=args.template,
+    open_model=lambda path, step, rows: library.load(path, step=step, batch_size=rows),
   )
-  if args.steps:
-    process.log(steps.markdown(steps.run_by_step(loaded_suites, options, args.steps)))
+  has_page = not is_published and not is_remote(workdirs[0])
+  if args.steps or args.every:
+    report = run_report.write_page if has_page else lambda workdir: None
+    table = steps.run_by_step(loaded_suites, options, args.steps or (), args.every, report)
+    process.log(steps.markdown(table))
     return
-  extra_suites = {}
-  if args.questions:
-    extra_suites[_QUESTIONS] = _QuestionSuite(args, output / _QUESTIONS, workdirs)
-  table = suite.run(loaded_suites, options, extra_suites)
+  table = suite.run(loaded_suites, options)
   process.log(tables.markdown(table))
   if not table["tasks"]:
     raise UserError(f"--questions={args.questions}: {next(iter(table['missing'].values()))}")
-  if args.compare and process.is_first() and not is_published and not is_remote(workdirs[0]):
-    from t5x_like.report import run_report
-
+  if args.compare and process.is_first() and has_page:
     run_report.write_page(workdirs[0])
-
-
-class _QuestionSuite:
-  """The files of --questions; a call answers them and returns results as a suite does.
-
-  Questions with answers in `<output>/<file>.json` by the same checkpoint and with the same options
-  are not answered again.
-
-  Raises:
-    UserError: no workdir has a decoder, a file cannot be read, or the model is from scratch.
-  """
-
-  def __init__(self, args, output: pathlib.Path, workdirs: list[str]):
-    from t5x_like.benchmarks import suite
-    from t5x_like.inference import questions
-
-    if args.from_scratch:
-      raise UserError(
-        "--questions: a model from scratch has learned nothing; leave out --from_scratch"
-      )
-    generators = [workdir for workdir in workdirs if suite.form_kind(workdir) != "encoder"]
-    if not generators:
-      raise UserError(
-        f"--questions: --workdir={args.workdir} holds encoders; add a decoder or an encoder-decoder"
-      )
-    self._workdir = generators[0]
-    self._step = args.step
-    self._template = args.template
-    self._output = output
-    self._options = questions.Options(
-      shots=args.shots or 0, limit=args.max_examples, template=args.template
-    )
-    paths = questions.find_files(args.questions.split(","))
-    self._files = {name: questions.read_questions(path) for name, path in paths.items()}
-    self._asker = None
-
-  def __call__(self) -> tuple[dict[str, dict], dict[str, str]]:
-    """Return (results by file, the errors of files without results)."""
-    from t5x_like.inference import questions
-    from t5x_like.parallel import distributed
-    from t5x_like.runtime import process
-    from t5x_like.training import workdir
-
-    results = {}
-    missing = {}
-    for name, file in self._files.items():
-      request = self._request(file)
-      record = distributed.broadcast_from_first(lambda name=name: self._read_record(name))
-      if record is None or record.get("request") != request:
-        process.log(f"=== {_QUESTIONS}/{name}")
-        try:
-          record = {"request": request, "metrics": self._ask(name, file)}
-        except UserError as error:
-          missing[name] = str(error)
-          process.log(f"{_QUESTIONS}/{name}: left out: {error}")
-          continue
-        if process.is_first():
-          workdir.write_json(self._output, f"{name}.json", record)
-      process.log(f"{_QUESTIONS}/{name}: {questions.format_scores(record['metrics'])}")
-      results[name] = self._score(file, record["metrics"])
-    return results, missing
-
-  def _request(self, file) -> dict:
-    """Return the settings that a saved record must have for its answers to be reused."""
-    from t5x_like.benchmarks import facts
-
-    step = facts.newest_steps(self._workdir) if self._step is None else [self._step]
-    return {
-      "workdir": self._workdir,
-      "step": step,
-      "file": file.path,
-      "rows": hashlib.sha256(json.dumps(file.rows).encode()).hexdigest(),
-      **dataclasses.asdict(self._options),
-    }
-
-  def _read_record(self, name: str) -> dict | None:
-    """Return the saved record of a file; None if there is none that can be read.
-
-    Raises:
-      UserError: the file holds JSON that is not an object.
-    """
-    path = self._output / f"{name}.json"
-    try:
-      record = json.loads(path.read_text())
-    except (OSError, ValueError):
-      return None
-    if not isinstance(record, dict):
-      raise UserError(
-        f"{path}: found a JSON {checked_json.json_type_name(record)}, expected an object with the "
-        "saved answers; delete it to answer the questions again"
-      )
-    return record
-
-  def _ask(self, name: str, file) -> dict[str, float]:
-    """Ask the questions of a file and return its metrics; load the model at the first file."""
-    from t5x_like import rows
-    from t5x_like.inference import questions
-    from t5x_like.library import model as library
-    from t5x_like.runtime import process
-
-    if self._asker is None:
-      model = library.load(self._workdir, step=self._step, batch_size=_QUESTION_BATCH)
-      process.log(questions.describe_template(model, self._template))
-      self._asker = questions.Asker(model, self._options)
-    with rows.report_progress(questions.Progress(f"{_QUESTIONS}/{name}")):
-      metrics = self._asker(file)
-    unfinished = int(metrics.get("unfinished", 0))
-    if unfinished:
-      process.log(
-        f"{_QUESTIONS}/{name}: {unfinished} answers reached the limit of their "
-        "length before their end"
-      )
-    return metrics
-
-  def _score(self, file, metrics: dict[str, float]) -> dict:
-    """Return a row of the table: the score of a file, its intervals and all its metrics."""
-    from t5x_like.inference import questions
-
-    prefix = f"{self._options.shots}-shot/"
-    named_metrics = {f"{prefix}{name}": value for name, value in metrics.items()}
-    intervals = questions.confidence_intervals(metrics)
-    score_name = prefix + questions.SCORES.get(file.kind, "accuracy")
-    return {
-      "score": named_metrics[score_name],
-      "best": named_metrics[score_name],
-      "spread": 0.0,
-      "rate": None,
-      "intervals": {f"{prefix}{name}": interval for name, interval in intervals.items()},
-      "counted": [score_name],
-      "metrics": named_metrics,
-      "runs": [],
-    }
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ of the file, except rows with the same question. A file with fewer rows than --s
 out. Contexts longer than what the model reads lose their beginning, and are counted as `truncated`.
 Answers that reach --max_new_tokens before their end are counted as `unfinished`. A file with an
 answer that is longer than what the model reads is left out, and the exit code is then 2. --input
-may be a pattern in quotes. Shares have their 95 % intervals (Wilson 1927). --template=published
-puts questions into the decoder's own chat template.
+may be a pattern in quotes. Scores have 95 % bootstrap intervals over questions.
+--template=published puts questions into the decoder's own chat template.
 python -m t5x_like.evaluate --suite=… --questions=FILE puts the scores into a suite's table.
 """
 
@@ -34,11 +34,11 @@ import dataclasses
 import json
 import sys
 
-from t5x_like import command_line, rows
+from t5x_like import command_line
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.files import outputs
 from t5x_like.files.paths import check_directory
-from t5x_like.inference import questions
+from t5x_like.inference import asking, questions
 from t5x_like.library import model as library
 
 
@@ -99,23 +99,23 @@ def main(argv: list[str] | None = None) -> None:
   inputs = [*(file.path for file in files.values()), args.examples]
   output = outputs.OutputFile(args.output, inputs=inputs) if args.output else None
   examples = questions.read_questions(args.examples) if args.examples else None
-  options = {
-    field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)
-  }
+  option_names = [field.name for field in dataclasses.fields(questions.Options)]
+  options = questions.Options(**{name: getattr(args, name) for name in option_names})
   model = library.open_model(args.workdir, None, (), None, args.batch_size)
-  print(questions.describe_template(model, args.template), flush=True)
-  asker = questions.Asker(model, questions.Options(**options), examples)
+  print(asking.describe_template(model, args.template), flush=True)
+  ask = asking.Asker(model, args.template)
   results = {}
   failures = []
   for name, file in files.items():
     try:
-      with rows.report_progress(questions.Progress(file.path)):
-        results[name] = metrics = asker(file)
+      prompt_set = questions.build_prompts(file, options, examples)
+      scores = ask(prompt_set, asking.Progress(file.path))
     except UserError as error:
       failures.append(str(error))
       print(f"{file.path}: left out: {error}", flush=True)
       continue
-    print(f"{file.path}: {questions.format_scores(metrics)}", flush=True)
+    results[name] = scores.metrics | {"intervals": scores.intervals}
+    print(f"{file.path}: {scores.format()}", flush=True)
   if output:
     output.write([json.dumps(results, indent=1) + "\n"])
   if failures:

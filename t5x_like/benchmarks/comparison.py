@@ -7,26 +7,31 @@ over examples, p-values from approximate randomisation (`metrics/resampling.py`)
 
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from t5x_like.benchmarks import predictions
+from t5x_like import slots
+from t5x_like.benchmarks import predictions, question_runs, suites
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.checked_json import json_type_name
+from t5x_like.metrics import resampling
 from t5x_like.metrics.resampling import paired_test
-
-_SAMPLES = 1000
 
 
 def read_results(directory: str) -> dict[str, Any]:
-  """Read the `results.json` of a suite's directory; raise UserError if there is none."""
+  """Read the `results.json` of a suite's directory, and add the `directory`.
+
+  Raises:
+    UserError: there is none, or it is damaged.
+  """
   path = pathlib.Path(directory) / "results.json"
   try:
     results = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(results, dict):
       raise ValueError(f"found a JSON {json_type_name(results)}, expected an object")
-    return results
+    return results | {"directory": directory}
   except (OSError, ValueError) as error:
     raise UserError(
       f"--compare={directory}: expected the directory of a finished suite ({path}: "
@@ -36,6 +41,9 @@ def read_results(directory: str) -> dict[str, Any]:
 
 def compare_results(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
   """Compare the scores that two results of one suite have in common.
+
+  Args:
+    first, second: the contents of two `results.json`, with their `directory`.
 
   Returns:
     `names`: the names of the two results; `rows`: for each score its task, metric, first and second
@@ -49,12 +57,126 @@ def compare_results(first: dict[str, Any], second: dict[str, Any]) -> dict[str, 
     raise UserError(
       f"--compare: found a table of suite {first['suite']}, expected one of {second['suite']}"
     )
+  _check_versions(first, second)
   rows = []
+  draws: dict[str, dict[str, np.ndarray]] = {}  # by suite of questions and task
   for task, second_result in second["tasks"].items():
     first_result = first["tasks"].get(task)
-    if first_result:
+    if not first_result:
+      continue
+    if second_result["runs"] or first_result["runs"]:
       rows += _compare_task(task, first_result, second_result)
+      continue
+    suite, short_task = _split_task(second["suite"], task)
+    row, draws_S = _compare_answers(suite, short_task, first, second, task)
+    rows.append(row)
+    draws.setdefault(suite, {})[short_task] = draws_S
+  for suite, draws_by_task in draws.items():
+    rows += _compare_summaries(suite, first, second, draws_by_task)
   return {"names": _names(first, second), "rows": rows}
+
+
+def _check_versions(first: dict[str, Any], second: dict[str, Any]) -> None:
+  """Raise UserError if the results come from two versions of a suite of questions."""
+  first_suites = first.get("question_suites", {})
+  for name, suite in second.get("question_suites", {}).items():
+    version = first_suites.get(name, suite)["version"]
+    if version != suite["version"]:
+      raise UserError(
+        f"--compare: found {name} version {version}, expected {suite['version']}; evaluate both "
+        "with one version of t5x_like"
+      )
+
+
+def _split_task(suites: str, task: str) -> tuple[str, str]:
+  """Return the suite of a task, and the task's name in it."""
+  if "," not in suites:
+    return suites, task
+  suite, _, short_task = task.partition("/")
+  return suite, short_task
+
+
+def _answers_directory(results: dict[str, Any], suite: str) -> pathlib.Path:
+  """Return the directory of a suite's answers."""
+  directory = pathlib.Path(results["directory"])
+  return directory / suite if "," in results["suite"] else directory
+
+
+def _compare_answers(
+  suite: str, short_task: str, first: dict[str, Any], second: dict[str, Any], task: str
+) -> tuple[dict[str, Any], np.ndarray]:
+  """Compare the judgements of the same questions, each in its model's best formulation.
+
+  Returns:
+    The row of the comparison, and the differences of samples of the questions, [S].
+
+  Raises:
+    UserError: the judgements cannot be read, or are of other questions.
+  """
+  scores = []
+  draws = []
+  ids = []
+  for results in (first, second):
+    result = results["tasks"][task]
+    directory = _answers_directory(results, suite)
+    results_by_set, question_ids = question_runs.read_results(directory, short_task, result)
+    score_name = result["counted"][0].rpartition("/")[2]
+    named_sets = {f"{short_task}/{name}": answers for name, answers in results_by_set.items()}
+    draws.append(question_runs.draw_mean_score(named_sets, score_name))
+    scores.append(result["score"])
+    ids.append(question_ids)
+  if ids[0] != ids[1]:
+    raise UserError(
+      f"--compare: {first['directory']} and {second['directory']} answered other questions of "
+      f"{task}, expected the same; evaluate both on the same files with the same flags"
+    )
+  draws_S = draws[1] - draws[0]
+  row = {
+    "task": task,
+    "metric": second["tasks"][task]["counted"][0],
+    "first": scores[0],
+    "second": scores[1],
+    "difference": scores[1] - scores[0],
+    **_difference_interval(draws_S),
+  }
+  return row, draws_S
+
+
+def _difference_interval(draws_S: np.ndarray) -> dict[str, float | None]:
+  interval = resampling.percentile_interval(draws_S)
+  if interval is None:
+    return {"low": None, "high": None, "p_value": None}
+  return {"low": interval["low"], "high": interval["high"], "p_value": None}
+
+
+def _compare_summaries(
+  suite: str,
+  first: dict[str, Any],
+  second: dict[str, Any],
+  draws_by_task: dict[str, np.ndarray],
+) -> list[dict[str, Any]]:
+  """Return the row of a suite's summary, if both results have it."""
+  summaries = []
+  for results in (first, second):
+    summaries.append(results.get("question_suites", {}).get(suite, {}).get("summary"))
+  if None in summaries:
+    return []
+  question_suite = slots.find("--compare", suite, suites, "SUITE")
+  task_results = {}
+  for task in draws_by_task:
+    name = f"{suite}/{task}" if "," in second["suite"] else task
+    task_results[task] = second["tasks"][name]
+  draws_S = question_runs.summary_difference(question_suite, task_results, draws_by_task)
+  first_score, second_score = (summary["score"] for summary in summaries)
+  row = {
+    "task": summaries[1]["name"],
+    "metric": f"{suite} version {question_suite.version}",
+    "first": first_score,
+    "second": second_score,
+    "difference": second_score - first_score,
+    **_difference_interval(draws_S),
+  }
+  return [row]
 
 
 def _compare_task(task: str, first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, Any]]:
@@ -90,6 +212,20 @@ def _compare_task(task: str, first: dict[str, Any], second: dict[str, Any]) -> l
   return rows
 
 
+def compare_directories(directories: Sequence[str]) -> dict[str, Any]:
+  """Compare two finished tables of one suite, without a model; see `compare_results`.
+
+  Raises:
+    UserError: there are not two directories, one has no table, or they do not fit.
+  """
+  if len(directories) != 2:
+    raise UserError(
+      f"--compare={','.join(directories)}: found {len(directories)} directories, expected two"
+    )
+  first, second = (read_results(directory) for directory in directories)
+  return compare_results(first, second)
+
+
 def markdown(comparison: dict[str, Any]) -> str:
   """Write a comparison as a Markdown table: scores in percent, differences with 95 % intervals."""
   first, second = comparison["names"]
@@ -123,6 +259,8 @@ def _names(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
   names = []
   for result in results:
     names.append(result["workdir"] + (", from scratch" if result["from_scratch"] else ""))
+  if names[0] == names[1]:
+    return [result.get("directory", name) for result, name in zip(results, names)]
   return names
 
 
@@ -161,6 +299,6 @@ def _test_differences(first: str, second: str, label: str) -> dict[str, Any]:
     second_predictions = [prediction(row) for row in second_rows]
     first_NC = np.asarray(metric.compute_rows(references, first_predictions))
     second_NC = np.asarray(metric.compute_rows(references, second_predictions))
-    test = paired_test(metric, first_NC, second_NC, samples=_SAMPLES, seed=0)
+    test = paired_test(metric, first_NC, second_NC, samples=resampling.SAMPLES, seed=0)
     differences |= test["differences"]
   return differences

@@ -35,6 +35,7 @@ from typing import Annotated, Any
 
 from t5x_like import slots, trust
 from t5x_like.benchmarks import suites
+from t5x_like.benchmarks.question_suites import QuestionSuite
 from t5x_like.benchmarks.suites import Benchmark, Suite
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.paths import as_path
@@ -85,7 +86,7 @@ class _CommonKeys:
   published: Annotated[dict, _NUMBERS] = dataclasses.field(default_factory=dict)
 
 
-def load_suites(names: Sequence[str]) -> dict[str, Suite]:
+def load_suites(names: Sequence[str]) -> dict[str, Suite | QuestionSuite]:
   """Return suites by their names in tables and directories.
 
   Raises:
@@ -102,7 +103,7 @@ def load_suites(names: Sequence[str]) -> dict[str, Suite]:
   return loaded
 
 
-def load_suite(name: str) -> Suite:
+def load_suite(name: str) -> Suite | QuestionSuite:
   """Return the suite that a command names.
 
   Raises:
@@ -111,6 +112,8 @@ def load_suite(name: str) -> Suite:
   if name.endswith(".toml"):
     return _read_toml(name)
   suite = slots.find("--suite", name, suites, "SUITE")
+  if isinstance(suite, QuestionSuite):
+    return suite
   if not isinstance(suite, Suite):
     raise UserError(
       f"--suite={name}: found {type(suite).__name__}, expected a `t5x_like.benchmarks.suites.Suite`"
@@ -192,6 +195,10 @@ def _find_benchmark(where: str, name: Any) -> Benchmark:
       f"{', '.join(slots.names(suites))}"
     )
   suite = slots.find(f"{where}.like", suite_name, suites, "SUITE")
+  if isinstance(suite, QuestionSuite):
+    raise UserError(
+      f"{where}.like: found {name!r}, a task that is not learned; give {suite_name} to --suite"
+    )
   return slots.find(f"{where}.like", task, suite.tasks)
 
 

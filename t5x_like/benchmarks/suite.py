@@ -24,8 +24,9 @@ from typing import Any
 from t5x_like import config as config_lib
 from t5x_like import recipes
 from t5x_like.abstract_model import build_objective
-from t5x_like.benchmarks import comparison, data, submission, suites, tables
+from t5x_like.benchmarks import comparison, data, question_runs, submission, suites, tables
 from t5x_like.benchmarks import facts as suite_facts
+from t5x_like.benchmarks.question_suites import QuestionSuite
 from t5x_like.benchmarks.suites import Benchmark, Form, Suite
 from t5x_like.corpora.sources import parse_split
 from t5x_like.errors import UserError, did_you_mean, one_line
@@ -80,6 +81,8 @@ class Options:
       submission.
     prepared: the directory of prepared examples if `T5X_LIKE_CACHE` is not set; None for one in the
       first workdir.
+    template: the chat template of questions in files of the user; None is none.
+    open_model: `(workdir, step, batch size) -> library.model.Model`, for suites of questions.
   """
 
   workdirs: Sequence[str]
@@ -99,23 +102,21 @@ class Options:
   max_examples: int | None = None
   step: int | None = None
   prepared: str | None = None
+  template: str | None = None
+  open_model: Callable[[str, int | None, int], Any] | None = None
 
 
 # The results by task, and the reasons of the tasks without results.
 SuiteResults = tuple[dict[str, dict[str, Any]], dict[str, str]]
 
 
-def run(
-  suites_by_name: Mapping[str, Suite],
-  options: Options,
-  other_parts: Mapping[str, Callable[[], SuiteResults]] = {},
-) -> dict[str, Any]:
+def run(suites_by_name: Mapping[str, Suite | QuestionSuite], options: Options) -> dict[str, Any]:
   """Make the tables of suites; return the content of the `results.json` of all.
 
   Args:
-    suites_by_name: the suites, see `custom_suites.load_suites`.
+    suites_by_name: the suites, see `custom_suites.load_suites`; suites of questions are asked
+      after the others are learned.
     options: the runs to make.
-    other_parts: by name, functions that make further parts of the table, without training.
 
   Raises:
     UserError: an unknown suite or task, no task with data, a workdir that holds no run, or whatever
@@ -126,32 +127,76 @@ def run(
   _check_options(options, suites_by_name)
   if process.is_first():
     check_writable("--output", options.output)
-  is_joined = len(suites_by_name) + len(other_parts) > 1
+  trained = {name: suite for name, suite in suites_by_name.items() if isinstance(suite, Suite)}
+  question_suites = {name: suite for name, suite in suites_by_name.items() if name not in trained}
+  is_joined = len(suites_by_name) > 1
   suite_options = {}
-  for name, suite in suites_by_name.items():
+  for name, suite in trained.items():
     suite_options[name] = options
     if is_joined:
       suite_options[name] = dataclasses.replace(options, output=options.output / name)
     _check_first_runs(name, suite, kinds, suite_options[name])
   parts = {}
-  for name, suite in suites_by_name.items():
+  for name, suite in trained.items():
     task_results, missing = _run_suite(name, suite, kinds, suite_options[name])
     parts[name] = tables.build_results(name, suite_options[name], task_results, missing)
     if process.is_first() and task_results and is_joined:
       tables.write_results(suite_options[name].output, parts[name])
-  if suites_by_name and not any(part["tasks"] for part in parts.values()):
+  if trained and not any(part["tasks"] for part in parts.values()):
     raise _no_task_error(parts)
-  for name, make_part in other_parts.items():
-    parts[name] = tables.build_results(name, options, *make_part())
+  for name, suite in question_suites.items():
+    output = options.output / name if is_joined else options.output
+    parts[name] = _ask_suite(name, suite, kinds, dataclasses.replace(options, output=output))
   results = tables.join_results(parts) if is_joined else next(iter(parts.values()))
   if compared and process.is_first():
-    results["compared"] = comparison.compare_results(compared, results)
+    current = results | {"directory": str(options.output)}
+    results["compared"] = comparison.compare_results(compared, current)
   if process.is_first():
     tables.write_results(options.output, results)
   return results
 
 
-def _check_options(options: Options, suites_by_name: Mapping[str, Suite]) -> None:
+def choose_generator(flag: str, workdirs: Sequence[str]) -> str:
+  """Return the first workdir with a decoder or an encoder-decoder, which can be asked questions.
+
+  Raises:
+    UserError: all hold encoders; names the flag.
+  """
+  for workdir in workdirs:
+    if form_kind(workdir) != "encoder":
+      return workdir
+  raise UserError(
+    f"{flag}: --workdir={','.join(workdirs)} holds encoders; add a decoder or an encoder-decoder"
+  )
+
+
+def _ask_suite(
+  name: str, suite: QuestionSuite, kinds: dict[str, str], options: Options
+) -> dict[str, Any]:
+  """Ask the questions of a suite; return its part of the table."""
+  workdir = choose_generator(f"--suite={name}", list(kinds))
+  if options.from_scratch:
+    raise UserError(f"{name}: a model from scratch has learned nothing; leave out --from_scratch")
+
+  def open_model(batch_size: int) -> Any:
+    return options.open_model(workdir, options.step, batch_size)
+
+  question_options = question_runs.QuestionOptions(
+    workdir,
+    open_model,
+    options.output,
+    options.data,
+    options.tasks,
+    options.max_examples,
+    None if suite.version else options.template,
+  )
+  table = question_runs.run_suite(name, suite, question_options)
+  part = tables.build_results(name, options, table.results, table.missing)
+  part["question_suites"] = {name: {"version": suite.version, "summary": table.summary}}
+  return part
+
+
+def _check_options(options: Options, suites_by_name: Mapping[str, Suite | QuestionSuite]) -> None:
   """Raise UserError for an unknown task, or for files of one task without its name."""
   known_tasks = [task for suite in suites_by_name.values() for task in suite.tasks]
   for task in options.tasks or ():
@@ -315,6 +360,9 @@ class _FineTuning:
     if self.benchmark.test and self.suite.submission and process.is_first():
       submission_folder = self.options.output / "submission"
       submission.write_submission(submission_folder, self.suite, self.task, best["workdir"])
+    intervals = distributed.broadcast_from_first(
+      lambda: suite_facts.score_intervals(middle["workdir"], self.form.counted)
+    )
     return {
       "score": middle["score"],
       "best": best["score"],
@@ -323,6 +371,7 @@ class _FineTuning:
       "counted": list(self.form.counted),
       "published": dict(self.benchmark.published),
       "metrics": middle["metrics"],
+      "intervals": intervals,
       "facts": middle["facts"],
       "runs": runs,
     }

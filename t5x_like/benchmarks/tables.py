@@ -7,7 +7,7 @@ from typing import Any
 from t5x_like.benchmarks import charts as suite_charts
 from t5x_like.benchmarks import comparison
 from t5x_like.benchmarks import facts as suite_facts
-from t5x_like.metrics.resampling import format_interval
+from t5x_like.metrics.resampling import SAMPLES, format_interval
 from t5x_like.report import page
 from t5x_like.training import workdir as workdirs
 
@@ -57,8 +57,12 @@ def join_results(suites: dict[str, dict[str, Any]]) -> dict[str, Any]:
     tasks |= {f"{name}/{task}": result for task, result in results["tasks"].items()}
     missing |= {f"{name}/{task}": reason for task, reason in results["missing"].items()}
   first_results = next(iter(suites.values()))
+  question_suites = {}
+  for results in suites.values():
+    question_suites |= results.get("question_suites", {})
   return {
     **first_results,
+    "question_suites": question_suites,
     "suite": ",".join(suites),
     "seeds": max(results["seeds"] for results in suites.values()),
     "average": None,
@@ -80,6 +84,8 @@ def markdown(results: dict[str, Any]) -> str:
   The table has a line for each task, one for the mean and, if `average` is set, one for the
   leaderboard's average. A description of the columns precedes it.
   """
+  if not any(result["runs"] for result in results["tasks"].values()):
+    return question_markdown(results)
   columns = column_names(results)
   lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
   for task, result in results["tasks"].items():
@@ -92,13 +98,76 @@ def markdown(results: dict[str, Any]) -> str:
     average = _format_score(results["average"])
     lines.append(f"| leaderboard average | {average} {blanks}")
   scratch = ", from scratch" if results["from_scratch"] else ""
-  versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
   paragraphs = [
     f"# {results['suite']}: {results['workdir']}{scratch}",
     describe_columns(results),
     "\n".join(lines),
-    versions,
+    *describe_summaries(results),
+    _describe_versions(results),
   ]
+  return _join_paragraphs(paragraphs, results)
+
+
+def question_markdown(results: dict[str, Any]) -> str:
+  """Write the table of questions that were answered without training, in Markdown."""
+  is_centred = any("chance" in result for result in results["tasks"].values())
+  columns = ["task", "score", "95 % interval", "questions", "metric"]
+  if is_centred:
+    columns.insert(3, "centred")
+  lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+  for task, result in results["tasks"].items():
+    name = result["counted"][0]
+    interval = result["intervals"].get(name)
+    cells = [task, _format_score(result["score"]), _format_interval(interval)]
+    if is_centred:
+      cells.append(_format_score(centred_score(result)))
+    lines.append("| " + " | ".join([*cells, str(result["examples"]), name]) + " |")
+  for task, reason in results["missing"].items():
+    lines.append(f"| {task} | {_DASH} " + "| " * (len(columns) - 3) + f"| {reason} |")
+  paragraphs = [
+    f"# {results['suite']}: {results['workdir']}",
+    "\n".join(lines),
+    *describe_summaries(results),
+    f"Scores are in percent, intervals are 95 % percentile intervals of {SAMPLES:,} bootstrap "
+    "samples of the questions; scores of 0 and 100 % have Wilson's intervals.",
+    _describe_versions(results),
+  ]
+  return _join_paragraphs(paragraphs, results)
+
+
+def centred_score(result: dict[str, Any]) -> float | None:
+  """Return the share, in percent, of the way from a guess to a perfect score."""
+  if "chance" not in result:
+    return None
+  return 100.0 * (result["score"] - result["chance"]) / (100.0 - result["chance"])
+
+
+def _format_interval(interval: dict[str, float] | None) -> str:
+  return _DASH if interval is None else f"{interval['low']:.1f} to {interval['high']:.1f}"
+
+
+def describe_summaries(results: dict[str, Any]) -> list[str]:
+  """Describe the score of all tasks of each suite of questions."""
+  lines = []
+  for name, suite in results.get("question_suites", {}).items():
+    summary = suite["summary"]
+    if summary is not None:
+      lines.append(
+        f"**{summary['name']} {_format_score(summary['score'])}**{format_interval(summary)}, "
+        f"{summary['tasks']} tasks, {name} version {suite['version']}"
+      )
+    elif suite["version"]:
+      lines.append(
+        f"{name} version {suite['version']}, of which questions are left out: no summary"
+      )
+  return lines
+
+
+def _describe_versions(results: dict[str, Any]) -> str:
+  return ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+
+
+def _join_paragraphs(paragraphs: list[str], results: dict[str, Any]) -> str:
   text = "\n\n".join(paragraphs) + "\n"
   if "compared" in results:
     text += f"\n{comparison.markdown(results['compared'])}"
@@ -123,7 +192,10 @@ def describe_columns(results: dict[str, Any]) -> str:
       "rate where the median is best. `best seed` is the score of the best run, which makes the "
       "predictions of a submission; `spread` is the best score minus the worst. "
     )
-  text += "`majority` is the score of always predicting the most common label."
+  text += (
+    "`majority` is the score of always predicting the most common label. Intervals in `details` "
+    f"are 95 % percentile intervals of {SAMPLES:,} bootstrap samples of the examples."
+  )
   if _has_published(results):
     text += " `published` lists scores of other models, each in its authors' metric."
   return text
@@ -202,6 +274,7 @@ def write_results(output: pathlib.Path, results: dict[str, Any]) -> None:
     charts=charts,
     format_score=_format_score,
     notes=describe_columns(results),
+    summaries=describe_summaries(results),
     columns=column_names(results),
     task_cells=task_cells,
   )

@@ -4,7 +4,7 @@
   "max_examples": 500}
 
 The files, prompts and scores are those of `tools.few_shot` and `evaluate --questions`
-(`inference/questions.py`).
+(`inference/asking.py`).
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any
 
 from t5x_like import trust
 from t5x_like.evals import BaseEvaluator, EvalResult
-from t5x_like.inference import questions
+from t5x_like.inference import asking, questions
 from t5x_like.rows import Runner
 from t5x_like.slots import NonNegativeInt, PositiveInt
 
@@ -57,13 +57,19 @@ class Evaluator(BaseEvaluator):
   def __post_init__(self):
     for pattern in self.files:
       trust.check_location("evaluator questions: files", pattern)
-    for file in self._question_files.values():
-      self._ask.check(file)
+    _ = self._prompt_sets
+    _ = self._ask
 
   @functools.cached_property
-  def _question_files(self):
-    paths = questions.find_files(self.files)
-    return {name: questions.read_questions(path) for name, path in paths.items()}
+  def _prompt_sets(self) -> dict[str, questions.PromptSet]:
+    """The prompts by the name of their file."""
+    options = questions.Options(
+      self.shots, self.seed, self.max_examples, self.stride, self.max_new_tokens
+    )
+    prompt_sets = {}
+    for name, path in questions.find_files(self.files).items():
+      prompt_sets[name] = questions.build_prompts(questions.read_questions(path), options)
+    return prompt_sets
 
   @functools.cached_property
   def _runner(self):
@@ -77,21 +83,20 @@ class Evaluator(BaseEvaluator):
     features = {name: list(feature.shape[-1:]) for name, feature in task.features.items()}
     ends = tuple({vocabulary.eos_id, *task.end_ids})
     model = _OpenedModel(self.context.model, vocabulary, features, ends, self._runner)
-    options = questions.Options(
-      self.shots, self.seed, self.max_examples, self.stride, self.max_new_tokens
-    )
-    return questions.Asker(model, options)
+    return asking.Asker(model)
 
   def metric_names(self):
     names = []
-    for name, file in self._question_files.items():
-      names += [f"{name}/{metric}" for metric in questions.METRICS_OF_KIND[file.kind]]
+    for name, prompt_set in self._prompt_sets.items():
+      metric = asking.RULES[prompt_set.rule].metric
+      names += [f"{name}/{score}" for score in (*metric.names, *metric.count_names)]
     return tuple(names)
 
   def __call__(self, arrays):
     metrics = {}
     with self._runner.use_arrays(arrays):
-      for name, file in self._question_files.items():
-        self.context.heartbeat()
-        metrics |= {f"{name}/{metric}": float(value) for metric, value in self._ask(file).items()}
+      for name, prompt_set in self._prompt_sets.items():
+        results = self._ask(prompt_set, lambda done, total: self.context.heartbeat())
+        for metric, value in results.metrics.items():
+          metrics[f"{name}/{metric}"] = float(value)
     return EvalResult(metrics)

@@ -68,8 +68,21 @@ class Likelihood:
       self.longest = longest or position_count(run.model.inputs) or trained_length
       self.longest_answer = self.longest
 
-  def __call__(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[ContinuationScore]:
+  def padded_length(self, context: Ids, continuation: Ids) -> int:
+    """Return the padded length of the row that scores a continuation."""
+    length = len(context)
+    if not self._is_encoder_decoder:
+      length += len(continuation) - 1
+    return self._pad_length(min(length, self.longest))
+
+  def __call__(
+    self, pairs: Sequence[tuple[Ids, Ids]], row_length: int | None = None
+  ) -> list[ContinuationScore]:
     """Score each (context, continuation), both ids; a decoder needs at least one token of context.
+
+    Args:
+      pairs: the contexts and continuations.
+      row_length: the length to which all rows are padded; None is the `padded_length` of each.
 
     Raises:
       UserError: a continuation is empty or longer than the model takes.
@@ -86,12 +99,16 @@ class Likelihood:
         )
     if not pairs:
       return []
-    return self._score_targets(pairs) if self._is_encoder_decoder else self._score_rows(pairs)
+    pad = self._pad_length if row_length is None else lambda length: row_length
+    score = self._score_targets if self._is_encoder_decoder else self._score_rows
+    return score(pairs, pad)
 
   def rolling_log_probability(self, ids: Ids, start: int, stride: int | None = None) -> float:
-    """Return the log-probability of a whole text after `start`, in windows.
+    """Return the log-probability of a whole text after `start`; see `windows`."""
+    return sum(score.log_probability for score in self(self.windows(ids, start, stride)))
 
-    Every token is scored once.
+  def windows(self, ids: Ids, start: int, stride: int | None = None) -> list[tuple[Ids, Ids]]:
+    """Return (context, continuation) pairs that score every token of a text after `start` once.
 
     Each window but the first has `longest + 1 - stride` tokens of context. A stride of None is
     `longest`, which leaves one token of context.
@@ -106,9 +123,9 @@ class Likelihood:
       context_start = min(max(0, end - size - 1), first - 1)
       pairs.append((text[context_start:first], text[first:end]))
       first = end
-    return sum(score.log_probability for score in self(pairs))
+    return pairs
 
-  def _score_rows(self, pairs) -> list[ContinuationScore]:
+  def _score_rows(self, pairs, pad) -> list[ContinuationScore]:
     """Score continuations with a decoder, which reads all tokens of a row but the last."""
     ids = []
     last_ids = []
@@ -121,7 +138,7 @@ class Likelihood:
       counts.append([len(continuation), len(row) - 1])
       is_truncated.append(len(context) + len(continuation) > self.longest + 1)
     extras = {"last": np.array(last_ids, np.int32), "counts": np.array(counts, np.int32)}
-    outputs = self._run(self._row_sums, ids, extras, self._pad_length)
+    outputs = self._run(self._row_sums, ids, extras, pad)
     return _scores(outputs, is_truncated)
 
   def _pad_length(self, length: int) -> int:
@@ -142,7 +159,7 @@ class Likelihood:
     scored_BT = (positions_T >= read_B1 - scored_B1) & (positions_T < read_B1)
     return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, scored_BT)
 
-  def _score_targets(self, pairs) -> list[ContinuationScore]:
+  def _score_targets(self, pairs, pad) -> list[ContinuationScore]:
     """Score continuations as the targets of an encoder-decoder."""
     width = padded_length(max(len(continuation) for _, continuation in pairs), self.longest_answer)
     targets = np.zeros((len(pairs), width), np.int32)
@@ -152,7 +169,7 @@ class Likelihood:
 
     contexts = [list(context)[-self.longest :] for context, _ in pairs]
     extras = {"targets": targets, "counts": counts}
-    outputs = self._run(self._target_sums, contexts, extras, self._pad_length)
+    outputs = self._run(self._target_sums, contexts, extras, pad)
     return _scores(outputs, [len(context) > self.longest for context, _ in pairs])
 
   def _target_sums(self, model, batch) -> tuple[jax.Array, jax.Array]:

@@ -1,34 +1,24 @@
-"""Ask a model questions without training, by likelihood or by generation.
+"""Read files of questions, and turn questions into the prompts that a model reads.
 
-`tools.few_shot` describes the files.
+`tools.few_shot` describes the files; `asking.py` asks the model.
 """
 
 import collections
 import dataclasses
-import itertools
 import json
-import math
 import pathlib
 import random
 import string
-import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from t5x_like.corpora.sources import Record, Skip, json_type_name, open_source
-from t5x_like.data.supervised import published_template
 from t5x_like.errors import UserError
 from t5x_like.files import globs
-from t5x_like.inference.likelihood import ContinuationScore
-from t5x_like.inference.prompts import Prompts
-from t5x_like.metrics import resampling
-from t5x_like.metrics.answers import final_number, is_number, normalize_trivia_qa
+from t5x_like.metrics.answers import final_number, is_number
 from t5x_like.metrics.texts import reference_texts
 
 LETTERS = string.ascii_uppercase
-NEW_TOKENS = 64  # the most of a generated answer, by default
-WORKED_TOKENS = 256  # the most of a worked answer: `max_gen_toks` of EleutherAI's harness
 TEMPLATE = "ask a decoder by a chat template; published is its own (default: none)"
 _STRING = (str, "a string")
 _LIST = (list, "a list")
@@ -43,23 +33,6 @@ _KINDS: dict[str, dict[str, tuple[type, str]]] = {
   "answers": {"context": _STRING, "answer": _ANY},
   "texts": {"text": _STRING},
 }
-_PERCENTAGES = ("accuracy", "accuracy_norm", "exact_match")
-_CHOICE_METRICS = ("accuracy", "accuracy_norm", "examples", "truncated")
-METRICS_OF_KIND = {
-  "schema": _CHOICE_METRICS,
-  "letters": _CHOICE_METRICS,
-  "choices": _CHOICE_METRICS,
-  "words": ("accuracy", "perplexity", "examples", "truncated"),
-  "answers": ("exact_match", "examples", "truncated", "empty", "unfinished"),
-  "texts": (
-    "perplexity_per_token",
-    "perplexity_per_word",
-    "bits_per_byte",
-    "tokens",
-    "words",
-    "bytes",
-  ),
-}
 # the main score; accuracy for the other kinds
 SCORES = {"answers": "exact_match", "texts": "bits_per_byte"}
 
@@ -70,7 +43,7 @@ class Questions:
 
   Attributes:
     path: the file.
-    kind: the form of the questions, which names a method of `Asker`.
+    kind: the form of the questions; one of `_KINDS`.
     rows: the records.
     locations: the file and line of each record, for messages.
   """
@@ -81,18 +54,45 @@ class Questions:
   locations: list[str]
 
 
-class ScoredPrompts(NamedTuple):
-  """The texts of a question that is answered by likelihood.
+class Prompt(NamedTuple):
+  """A question as a model reads it.
 
   Attributes:
     where: the file and line of the question, for messages.
-    pairs: (context, continuation) of each choice.
+    pairs: (context, continuation) of each choice. A text to score has no context, and an answer to
+      generate no continuation.
     gold: the index of the right choice.
+    row: the record, by which a generated answer is judged.
+    unconditional: pairs with the same continuations after a context without the question; () if
+      the rule needs none.
   """
 
   where: str
   pairs: list[tuple[str, str]]
-  gold: int
+  gold: int = 0
+  row: Record | None = None
+  unconditional: Sequence[tuple[str, str]] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptSet:
+  """The questions of a file or of a task of a suite.
+
+  Attributes:
+    path: the file, for messages.
+    prompts: the questions.
+    rule: how a model answers, and how its answers are judged; a key of `asking.RULES`.
+    division: the tokens that are the continuation's; a key of `asking.DIVISIONS`.
+    max_new_tokens: the most tokens of a generated answer; None is a default of `asking`.
+    stride: the stride of windows over texts; None is their length.
+  """
+
+  path: str
+  prompts: list[Prompt]
+  rule: str
+  division: str = "by text"
+  max_new_tokens: int | None = None
+  stride: int | None = None
 
 
 class ShotQuestion(NamedTuple):
@@ -153,6 +153,11 @@ def read_questions(path: str) -> Questions:
       f"{locations[0]}: found the keys {', '.join(rows[0])}, expected those of a kind of question; "
       "see --help"
     )
+  return check_questions(path, kind, rows, locations)
+
+
+def check_questions(path: str, kind: str, rows: list[Record], locations: list[str]) -> Questions:
+  """Return the questions of rows, whose keys must be their kind's; raise UserError otherwise."""
   for where, row in zip(locations, rows):
     _check_row(where, row, kind)
   if kind == "texts":
@@ -254,9 +259,7 @@ class Options:
     seed: the seed for the choice of examples.
     limit: the number of questions of a file, from the first; None means all.
     stride: the stride of windows over texts; None is their length.
-    max_new_tokens: the most tokens of a generated answer; None is `NEW_TOKENS`, or `WORKED_TOKENS`
-      where the file has worked answers, but at most half of what the model reads.
-    template: the chat template of a decoder, see `Prompts`; None is no template.
+    max_new_tokens: the most tokens of a generated answer; None is a default of `asking`.
   """
 
   shots: int = 0
@@ -264,12 +267,11 @@ class Options:
   limit: int | None = None
   stride: int | None = None
   max_new_tokens: int | None = None
-  template: str | None = None
 
 
 def build_letter_prompts(
   questions: Questions, examples: Questions, options: Options
-) -> list[ScoredPrompts]:
+) -> list[Prompt]:
   """Return MMLU's prompts, which score the letters of the choices (Hendrycks et al. 2021).
 
   A header names the subject, if a row has one; answered examples of the subject's split dev follow
@@ -318,7 +320,7 @@ def build_letter_prompts(
       context += f"{_format_letter_question(example)} {example['answer']}\n\n"
     context += _format_letter_question(row)
     pairs = [(context, f" {letter}") for letter in LETTERS[: len(row["choices"])]]
-    prompts.append(ScoredPrompts(where, pairs, LETTERS.index(row["answer"])))
+    prompts.append(Prompt(where, pairs, LETTERS.index(row["answer"])))
   return prompts
 
 
@@ -348,294 +350,145 @@ def _question_key(row: Record) -> str:
   return json.dumps([texts, sorted(map(str, row.get("choices", ())))])
 
 
-def describe_template(opened: Any, template: str | None) -> str:
-  """Describe in a line the chat template of the prompts, or else the template that the model has.
+def build_prompts(
+  questions: Questions, options: Options, examples: Questions | None = None
+) -> PromptSet:
+  """Return the prompts of a file's questions, with their answered examples.
 
   Args:
-    opened: the model, a `library.model.Model`.
-  """
-  if template is not None:
-    return f"questions: asked by {published_template.describe(template, opened.vocabulary)}"
-  description = "questions: asked as plain texts"
-  default_template = opened.chat_template()
-  if default_template:
-    description += f"; --template={default_template} asks by its chat template"
-  return description
-
-
-def confidence_intervals(scores: dict[str, float]) -> dict[str, dict[str, float]]:
-  """Return the 95 % interval of each percentage among the scores of a file, by its name."""
-  intervals = {}
-  for name in _PERCENTAGES:
-    if name in scores:
-      intervals[name] = resampling.wilson(scores[name], int(scores["examples"]))
-  return intervals
-
-
-def format_scores(scores: dict[str, float]) -> str:
-  """Format the scores of a file, percentages with their intervals."""
-  intervals = confidence_intervals(scores)
-  parts = []
-  for name, score in scores.items():
-    part = f"{name} {score:,.4g}"
-    if name in intervals:
-      part += resampling.format_interval(intervals[name])
-    parts.append(part)
-  return ", ".join(parts)
-
-
-class Progress:
-  """Reports on stderr how many rows of a file are done, at most every `SECONDS`.
-
-  Args:
-    name: the name of the file.
-  """
-
-  SECONDS = 10.0
-
-  def __init__(self, name: str):
-    self._name = name
-    self._last = time.monotonic()
-
-  def __call__(self, done: int, total: int) -> None:
-    if time.monotonic() - self._last >= self.SECONDS:
-      self._last = time.monotonic()
-      print(f"{self._name}: {done} of {total} rows", file=sys.stderr, flush=True)
-
-
-class Asker:
-  """A callable that asks a model the questions of files.
-
-  Contexts longer than the model reads lose their beginning, as in EleutherAI's harness; `truncated`
-  is the number of questions with any truncated context.
-
-  Args:
-    opened: the model, a `library.model.Model`.
+    questions: the questions.
     options: the options of asking.
-    examples: the source of answered examples; None is the file of the question itself.
+    examples: the source of answered examples; None is the questions themselves.
+
+  Raises:
+    UserError: there are too few examples, or examples of another kind.
   """
+  if examples and examples.kind != questions.kind:
+    raise UserError(
+      f"{examples.path}: holds questions of the kind {examples.kind!r}, expected "
+      f"{questions.kind!r}, as {questions.path} has"
+    )
+  examples = examples or questions
+  if questions.kind == "letters":
+    prompts = build_letter_prompts(questions, examples, options)
+  elif questions.kind == "texts":
+    _check_words(questions.path, questions.rows[: options.limit])
+    prompts = []
+    for where, row in zip(questions.locations[: options.limit], questions.rows):
+      prompts.append(Prompt(where, [("", row["text"])]))
+  else:
+    format_example = _EXAMPLE_FORMATS[questions.kind]
+    build = _PROMPT_BUILDERS[questions.kind]
+    prompts = []
+    for question in _choose_examples(questions, examples, options, format_example):
+      prompts.append(build(question))
+  rule = "choices" if questions.kind in ("letters", "schema") else questions.kind
+  return PromptSet(
+    questions.path,
+    prompts,
+    rule,
+    max_new_tokens=options.max_new_tokens,
+    stride=options.stride,
+  )
 
-  def __init__(self, opened: Any, options: Options, examples: Questions | None = None):
-    self._options = options
-    self._examples = examples
-    self._prompts = Prompts(opened, template=options.template)
 
-  def __call__(self, questions: Questions) -> dict[str, float]:
-    """Ask the questions; return the scores and counts. Accuracy and exact match are in percent.
+def _choose_examples(
+  questions: Questions,
+  examples: Questions,
+  options: Options,
+  format_example: Callable[[Record], str],
+) -> list[ShotQuestion]:
+  """Return each question with the text of `shots` answered examples.
 
-    Raises:
-      UserError: an answer is too long for the model, or running text is given to an
-        encoder-decoder.
-    """
-    if self._examples and self._examples.kind != questions.kind:
+  Raises:
+    UserError: there are fewer rows with other questions than shots.
+  """
+  pool = [(_question_key(row), row) for row in examples.rows]
+  shot_questions = []
+  for number, row in enumerate(questions.rows[: options.limit]):
+    rng = random.Random(options.seed * 1_000_003 + number)
+    candidates = []
+    if options.shots:
+      row_key = _question_key(row)
+      candidates = [example for key, example in pool if key != row_key]
+    if len(candidates) < options.shots:
       raise UserError(
-        f"{self._examples.path}: holds questions of the kind {self._examples.kind!r}, expected "
-        f"{questions.kind!r}, as {questions.path} has"
+        f"{questions.locations[number]}: found {len(candidates)} other questions in "
+        f"{examples.path}, expected {options.shots} for the examples before it; ask with "
+        "fewer shots, or give a file of examples"
       )
-    return getattr(self, f"_{questions.kind}")(questions)
-
-  def check(self, questions: Questions) -> None:
-    """Raise UserError if a file lacks examples for its questions."""
-    if questions.kind == "letters":
-      build_letter_prompts(questions, self._examples or questions, self._options)
-    elif questions.kind != "texts":
-      self._choose_examples(questions, lambda row: "")
-
-  def _choose_examples(
-    self, questions: Questions, format_example: Callable[[Record], str]
-  ) -> list[ShotQuestion]:
-    """Return each question with the text of `shots` answered examples.
-
-    Raises:
-      UserError: there are fewer rows with other questions than shots.
-    """
-    options = self._options
-    examples = self._examples or questions
-    pool = [(_question_key(row), row) for row in examples.rows]
-    shot_questions = []
-    for number, row in enumerate(questions.rows[: options.limit]):
-      rng = random.Random(options.seed * 1_000_003 + number)
-      candidates = []
-      if options.shots:
-        row_key = _question_key(row)
-        candidates = [example for key, example in pool if key != row_key]
-      if len(candidates) < options.shots:
-        raise UserError(
-          f"{questions.locations[number]}: found {len(candidates)} other questions in "
-          f"{examples.path}, expected {options.shots} for the examples before it; ask with "
-          "fewer shots, or give a file of examples"
-        )
-      shots = rng.sample(candidates, options.shots)
-      prefix = "".join(f"{format_example(example)}\n\n" for example in shots)
-      shot_questions.append(ShotQuestion(questions.locations[number], row, prefix))
-    return shot_questions
-
-  def _choices(self, questions: Questions) -> dict[str, float]:
-    def format_example(row: Record) -> str:
-      query = row["query"]
-      space = "" if query[-1:].isspace() else " "
-      return query + space + row["choices"][row["gold"]]
-
-    prompts = []
-    for where, row, prefix in self._choose_examples(questions, format_example):
-      if row["query"].endswith("\n"):
-        context = prefix + row["query"]
-        pairs = [(context, choice) for choice in row["choices"]]
-      else:
-        context = prefix + row["query"].rstrip(" ")
-        pairs = [(context, f" {choice}") for choice in row["choices"]]
-      prompts.append(ScoredPrompts(where, pairs, row["gold"]))
-    return self._score_choices(prompts)
-
-  def _schema(self, questions: Questions) -> dict[str, float]:
-    def format_example(row: Record) -> str:
-      return f"{row['context_options'][row['gold']]} {row['continuation']}"
-
-    prompts = []
-    for where, row, prefix in self._choose_examples(questions, format_example):
-      continuation = f" {row['continuation']}"
-      pairs = [(prefix + option, continuation) for option in row["context_options"]]
-      prompts.append(ScoredPrompts(where, pairs, row["gold"]))
-    return self._score_choices(prompts)
-
-  def _letters(self, questions: Questions) -> dict[str, float]:
-    examples = self._examples or questions
-    return self._score_choices(build_letter_prompts(questions, examples, self._options))
-
-  def _likelihoods(self, prompts: Sequence[ScoredPrompts]) -> list[list[ContinuationScore]]:
-    """Return the scores of the choices of each question."""
-    pairs = []
-    max_length = self._prompts.likelihood.longest_answer
-    for question in prompts:
-      for context, continuation in question.pairs:
-        context_ids, answer_ids = self._prompts.encode_pair(context, continuation)
-        if max_length is not None and len(answer_ids) > max_length:
-          raise UserError(
-            f"{question.where}: an answer has {len(answer_ids)} tokens, expected at most "
-            f"{max_length}, as many as the model reads; leave the row out or ask a model that "
-            "reads more"
-          )
-        pairs.append((context_ids, answer_ids))
-    scores = iter(self._prompts.likelihood(pairs))
-    return [list(itertools.islice(scores, len(question.pairs))) for question in prompts]
-
-  def _score_choices(self, prompts: Sequence[ScoredPrompts]) -> dict[str, float]:
-    """Return the accuracy of the likeliest choices, and of the likeliest for their length."""
-    num_right = 0
-    num_right_norm = 0
-    num_truncated = 0
-    for question, choices in zip(prompts, self._likelihoods(prompts)):
-      scores = [choice.log_probability for choice in choices]
-      norms = []
-      for score, (_, continuation) in zip(scores, question.pairs):
-        norms.append(score / max(len(continuation.lstrip(" ")), 1))
-      num_right += scores.index(max(scores)) == question.gold
-      num_right_norm += norms.index(max(norms)) == question.gold
-      num_truncated += any(choice.truncated for choice in choices)
-    percent = 100.0 / len(prompts)
-    return {
-      "accuracy": num_right * percent,
-      "accuracy_norm": num_right_norm * percent,
-      "examples": len(prompts),
-      "truncated": num_truncated,
-    }
-
-  def _words(self, questions: Questions) -> dict[str, float]:
-    def format_example(row: Record) -> str:
-      return f"{row['context']} {row['continuation']}"
-
-    prompts = []
-    for where, row, prefix in self._choose_examples(questions, format_example):
-      pair = (prefix + row["context"].rstrip(), f" {row['continuation'].strip()}")
-      prompts.append(ScoredPrompts(where, [pair], gold=0))
-    scores = [score for (score,) in self._likelihoods(prompts)]
-    mean_nats = -sum(score.log_probability for score in scores) / len(scores)
-    return {
-      "accuracy": 100.0 * sum(score.greedy for score in scores) / len(scores),
-      "perplexity": math.exp(min(mean_nats, 700.0)),
-      "examples": len(scores),
-      "truncated": sum(score.truncated for score in scores),
-    }
-
-  def _answers(self, questions: Questions) -> dict[str, float]:
-    """Generate answers; judge texts up to the end of the line, numbers up to the paragraph's.
-
-    Each row is judged by its own answer: by the final number if that is a number, or ends a worked
-    answer.
-    """
-    limit = self._options.limit
-    rows = questions.rows[:limit]
-    answers = [right_texts(where, row) for where, row in zip(questions.locations[:limit], rows)]
-    numbers = [_right_numbers(row, texts) for row, texts in zip(rows, answers)]
-
-    def format_example(row: Record) -> str:
-      answer = reference_texts(row["answer"])[0]
-      if "chain_of_thought" in row and _right_numbers(row, [answer]):
-        answer = f"{row['chain_of_thought']} #### {answer}"
-      return f"{row['context']} {answer}"
-
-    contexts = []
-    for _, row, prefix in self._choose_examples(questions, format_example):
-      contexts.append(self._prompts.encode(prefix + row["context"]))
-    texts, truncated, unfinished = self._prompts.generate(contexts, self._new_tokens(rows))
-    num_right = 0
-    num_unfinished = 0
-    for row_numbers, row_answers, text, is_unfinished in zip(numbers, answers, texts, unfinished):
-      end = "\n\n" if row_numbers else "\n"
-      judged_text, end_mark, _ = text.strip().partition(end)
-      num_unfinished += is_unfinished and not end_mark
-      if row_numbers:
-        num_right += final_number(judged_text) in row_numbers
-      else:
-        num_right += any(_same_words(judged_text, answer) for answer in row_answers)
-    return {
-      "exact_match": 100.0 * num_right / len(rows),
-      "examples": len(rows),
-      "truncated": sum(truncated),
-      "empty": sum(not text.strip() for text in texts),
-      "unfinished": num_unfinished,
-    }
-
-  def _new_tokens(self, rows: Sequence[Record]) -> int:
-    """Return the most tokens of a generated answer."""
-    if self._options.max_new_tokens is not None:
-      return self._options.max_new_tokens
-    new_tokens = WORKED_TOKENS if any(map(is_worked, rows)) else NEW_TOKENS
-    likelihood = self._prompts.likelihood
-    new_tokens = min(new_tokens, likelihood.longest // 2)
-    if likelihood.longest_answer is not None:
-      new_tokens = min(new_tokens, likelihood.longest_answer)
-    return max(1, new_tokens)
-
-  def _texts(self, questions: Questions) -> dict[str, float]:
-    """Score every token of each text once; see `Likelihood.rolling_log_probability`."""
-    if self._prompts.is_encoder_decoder:
-      raise UserError(
-        f"{questions.path}: the model is an encoder-decoder, which gives running "
-        "text no probability"
-      )
-    _check_words(questions.path, questions.rows[: self._options.limit])
-    nats = 0.0
-    counts = collections.Counter()
-    for row in questions.rows[: self._options.limit]:
-      ids = self._prompts.encode(row["text"], special=False)
-      nats -= self._prompts.likelihood.rolling_log_probability(
-        ids, self._prompts.start_id, self._options.stride
-      )
-      counts["tokens"] += len(ids)
-      counts["words"] += len(row["text"].split())
-      counts["bytes"] += len(row["text"].encode())
-    return {
-      "perplexity_per_token": math.exp(min(nats / counts["tokens"], 700.0)),
-      "perplexity_per_word": math.exp(min(nats / counts["words"], 700.0)),
-      "bits_per_byte": nats / math.log(2) / counts["bytes"],
-      "tokens": float(counts["tokens"]),
-      "words": float(counts["words"]),
-      "bytes": float(counts["bytes"]),
-    }
+    shots = rng.sample(candidates, options.shots)
+    prefix = "".join(f"{format_example(example)}\n\n" for example in shots)
+    shot_questions.append(ShotQuestion(questions.locations[number], row, prefix))
+  return shot_questions
 
 
-def _right_numbers(row: Record, answers: list[str]) -> set[str]:
+def _format_choice(row: Record) -> str:
+  query = row["query"]
+  space = "" if query[-1:].isspace() else " "
+  return query + space + row["choices"][row["gold"]]
+
+
+def _format_schema(row: Record) -> str:
+  return f"{row['context_options'][row['gold']]} {row['continuation']}"
+
+
+def _format_words(row: Record) -> str:
+  return f"{row['context']} {row['continuation']}"
+
+
+def _format_answer(row: Record) -> str:
+  answer = reference_texts(row["answer"])[0]
+  if "chain_of_thought" in row and right_numbers(row, [answer]):
+    answer = f"{row['chain_of_thought']} #### {answer}"
+  return f"{row['context']} {answer}"
+
+
+_EXAMPLE_FORMATS: dict[str, Callable[[Record], str]] = {
+  "choices": _format_choice,
+  "schema": _format_schema,
+  "words": _format_words,
+  "answers": _format_answer,
+}
+
+
+def _build_choice_prompt(question: ShotQuestion) -> Prompt:
+  row = question.row
+  if row["query"].endswith("\n"):
+    context = question.prefix + row["query"]
+    pairs = [(context, choice) for choice in row["choices"]]
+  else:
+    context = question.prefix + row["query"].rstrip(" ")
+    pairs = [(context, f" {choice}") for choice in row["choices"]]
+  return Prompt(question.where, pairs, row["gold"])
+
+
+def _build_schema_prompt(question: ShotQuestion) -> Prompt:
+  continuation = f" {question.row['continuation']}"
+  options = question.row["context_options"]
+  pairs = [(question.prefix + option, continuation) for option in options]
+  return Prompt(question.where, pairs, question.row["gold"])
+
+
+def _build_words_prompt(question: ShotQuestion) -> Prompt:
+  context = question.prefix + question.row["context"].rstrip()
+  return Prompt(question.where, [(context, f" {question.row['continuation'].strip()}")])
+
+
+def _build_answer_prompt(question: ShotQuestion) -> Prompt:
+  context = question.prefix + question.row["context"]
+  return Prompt(question.where, [(context, "")], row=question.row)
+
+
+_PROMPT_BUILDERS: dict[str, Callable[[ShotQuestion], Prompt]] = {
+  "choices": _build_choice_prompt,
+  "schema": _build_schema_prompt,
+  "words": _build_words_prompt,
+  "answers": _build_answer_prompt,
+}
+
+
+def right_numbers(row: Record, answers: list[str]) -> set[str]:
   """Return the right numbers if the final number of a text is judged, else none."""
   numbers = set()
   for answer in answers:
@@ -644,12 +497,3 @@ def _right_numbers(row: Record, answers: list[str]) -> set[str]:
       return set()
     numbers.add(number)
   return numbers
-
-
-def _same_words(text: str, answer: str) -> bool:
-  """Return whether a text equals an answer after TriviaQA's normalisation.
-
-  Answers without words are compared as they are.
-  """
-  words = normalize_trivia_qa(answer)
-  return normalize_trivia_qa(text) == words if words else text.strip() == answer.strip()

@@ -16,11 +16,13 @@ import numpy as np
 from flax import nnx
 
 from t5x_like import slots, trust
+from t5x_like.checkpoints.tensors import fingerprints
 from t5x_like.data import task_features
 from t5x_like.data.supervised import published_template
 from t5x_like.decoding import named
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals._embeddings import Pooling
+from t5x_like.files import checked_json
 from t5x_like.inference import classification, image_texts, images, predictors, texts
 from t5x_like.inference.classification import TextClassification
 from t5x_like.inference.embedding import Embedding
@@ -132,6 +134,18 @@ class Model:
   def run(self) -> Runner:
     """The model with its parameters, which applies functions to rows of tokens."""
     return self._restored[1]
+
+  @functools.cached_property
+  def fingerprint(self) -> str:
+    """A digest of the parameters, the model's config and the vocabulary, equal on any mesh."""
+    facts = {
+      "parameters": fingerprints(self.run.arrays),
+      "model": self._source.config.model.to_dict(),
+      "vocabulary": self.vocabulary.fingerprint,
+      "ends": sorted(self.ends),
+      "forced": self.forced,
+    }
+    return checked_json.digest(facts)
 
   @functools.cached_property
   def _prompts(self) -> Prompts:

@@ -148,6 +148,34 @@ def curves(runs: dict[str, Rows], name: str) -> str:
   return _svg(figure, name)
 
 
+def interval_curves(
+  steps: list[int],
+  values_by_label: dict[str, list[float | None]],
+  intervals_by_label: dict[str, list[dict[str, float] | None]],
+  name: str,
+) -> str:
+  """Draw curves by step, each in the band of its intervals, as SVG; None is a gap.
+
+  Args:
+    steps: the steps of all curves.
+    values_by_label: the values of each curve.
+    intervals_by_label: the intervals `{"low", "high"}` of the values.
+    name: the title for screen readers.
+  """
+  figure, axes = _axes("", 9.4, 3.7)
+  for index, (label, values) in enumerate(values_by_label.items()):
+    colour = _colour(index)
+    points = np.array([math.nan if value is None else value for value in values])
+    axes.plot(steps, points, color=colour, linewidth=1.4, marker="o", markersize=3, label=label)
+    intervals = intervals_by_label.get(label) or [None] * len(steps)
+    low = np.array([math.nan if limits is None else limits["low"] for limits in intervals])
+    high = np.array([math.nan if limits is None else limits["high"] for limits in intervals])
+    axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+  axes.set_xlabel("step")
+  _draw_legend(axes, fontsize=7)
+  return _svg(figure, name)
+
+
 def scaling(
   points: dict[str, tuple], lines: dict[str, tuple], name: str, x_label: str, y_label: str
 ) -> str:

@@ -24,7 +24,7 @@ from t5x_like.files.paths import as_path
 from t5x_like.interop import hf
 from t5x_like.redaction import redact_config
 from t5x_like.report import plan_table, readable
-from t5x_like.report.charts import Metrics, charts, gaps, series
+from t5x_like.report.charts import Metrics, charts, gaps, interval_curves, series
 from t5x_like.report.charts import names as metric_names
 from t5x_like.report.writer import read_metrics
 from t5x_like.saved_model.model import merge_for_export
@@ -42,9 +42,9 @@ def write_report(workdir, address=None) -> pathlib.Path:
   """Write `<workdir>/report.html` from the files of a workdir.
 
   They are `metrics.jsonl`, `config.json`, `environment.json`, `history.jsonl`, `sharding.txt`,
-  `goodput.json`, `plan_comparison.json`, `samples/*.jsonl`, `pictures/*.png` and
-  `suites/*/results.json`. Any of them may be missing; the report then says so. The same files
-  always give the same bytes.
+  `goodput.json`, `plan_comparison.json`, `samples/*.jsonl`, `pictures/*.png`,
+  `suites/*/results.json` and `suites/*/steps.json`. Any of them may be missing; the report then
+  says so. The same files always give the same bytes.
 
   Args:
     address: the workdir as the commands on the page name it, if it differs.
@@ -71,6 +71,7 @@ def write_report(workdir, address=None) -> pathlib.Path:
     gaps=gaps(rows),
     not_finite=sum(value is None for row in rows for value in row.values()),
     benchmarks=_benchmarks(workdir / "suites"),
+    suite_curves=_suite_curves(workdir / "suites"),
     samples=_samples(workdir / "samples"),
     shown_samples=_SHOWN_SAMPLES,
     pictures=_pictures(workdir / "pictures"),
@@ -360,6 +361,27 @@ def _benchmarks(directory: pathlib.Path) -> list[dict[str, Any]]:
     if comparison:
       comparisons.append({"name": path.parent.name} | comparison)
   return comparisons
+
+
+def _suite_curves(directory: pathlib.Path) -> list[dict[str, str]]:
+  """Return {name, svg} of each suite that was evaluated at several steps (`benchmarks/steps.py`).
+
+  Raises:
+    UserError: a file has another form.
+  """
+  curves = []
+  for path in sorted(directory.glob("*/steps.json")):
+    table = _read_object(path)
+    name = f"{path.parent.name} by step"
+    try:
+      svg = interval_curves(table["steps"], table["tasks"], table.get("intervals", {}), name)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+      raise UserError(
+        f"{path}: found no scores by step ({one_line(error)}); delete it, or repeat the command "
+        "that wrote it"
+      ) from None
+    curves.append({"name": path.parent.name, "svg": svg})
+  return curves
 
 
 def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:

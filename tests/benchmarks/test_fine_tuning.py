@@ -368,7 +368,9 @@ def test_a_suite_of_several_checkpoints_is_a_table_by_step(pretrained, tmp_path,
   assert table_by_step["tasks"] == {"cola": scores}
   assert table_by_step["mean"] == scores
   table = (output / "steps.md").read_text()
-  assert f"| 2 | {scores[1]:.2f} | {scores[1]:.2f} |" in table
+  interval = table_by_step["intervals"]["cola"][1]
+  cell = f"{scores[1]:.2f} ({interval['low']:.1f} to {interval['high']:.1f})"
+  assert f"| 2 | {cell} | {scores[1]:.2f} |" in table
   assert table in capsys.readouterr().out
   assert evaluate.main([*suite, "--steps=2,3"]) == 2
   error = capsys.readouterr().err.splitlines()[-1]
@@ -434,7 +436,7 @@ def test_a_decoder_is_fine_tuned_on_a_suite_and_answers_questions_without(
   assert not (output / "glue" / "submission").exists()  # --max_examples makes no submission
   capsys.readouterr()
   assert evaluate.main(command) == 0
-  assert "=== questions" not in capsys.readouterr().out
+  assert "questions/sums: 0-shot: asked 0 of 4 questions" in capsys.readouterr().out
   assert json.loads((output / "results.json").read_text()) == results
   run = output / "glue" / "cola" / "recipe-0"
   assert json.loads((run / "config.json").read_text())["objective"]["name"] == "gpt1"

@@ -9,11 +9,9 @@ import pytest
 
 import json_lines
 from t5x_like import evaluate, rows, vocabularies
-from t5x_like.benchmarks import facts, suite
 from t5x_like.errors import UserError
-from t5x_like.inference import prompts, questions
+from t5x_like.inference import asking, prompts, questions
 from t5x_like.inference.likelihood import ContinuationScore
-from t5x_like.library import model as library
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from tools import few_shot
@@ -57,14 +55,14 @@ def build_mmlu_prompts(folder, rows: list[dict], shots: int = 0):
   [(0, ""), (1, FIRST_EXAMPLE), (2, FIRST_EXAMPLE + SECOND_EXAMPLE)],
 )
 def test_mmlu_names_the_subject_and_shows_its_first_examples(shots, shown_examples, tmp_path):
-  ((_, pairs, right_index),) = build_mmlu_prompts(tmp_path, ROWS, shots)
+  ((_, pairs, right_index, *_),) = build_mmlu_prompts(tmp_path, ROWS, shots)
   context = HEADER + shown_examples + QUESTION
   assert pairs == [(context, f" {letter}") for letter in "ABCD"]
   assert right_index == 1
 
 
 def test_a_question_without_a_subject_has_no_header(tmp_path):
-  ((_, pairs, _),) = build_mmlu_prompts(tmp_path, [without(ROWS[0], "subject")])
+  ((_, pairs, *_),) = build_mmlu_prompts(tmp_path, [without(ROWS[0], "subject")])
   assert pairs[0][0] == QUESTION
 
 
@@ -80,7 +78,7 @@ def test_examples_come_from_the_split_dev_or_another_file(tmp_path):
     build_mmlu_prompts(tmp_path, rows, 1)
   test = write_and_read_questions(tmp_path, "test", rows[:1])
   dev = write_and_read_questions(tmp_path, "dev", rows[1:])
-  ((_, pairs, _),) = questions.build_letter_prompts(test, dev, questions.Options(shots=1))
+  ((_, pairs, *_),) = questions.build_letter_prompts(test, dev, questions.Options(shots=1))
   assert pairs[0][0] == HEADER + FIRST_EXAMPLE + QUESTION
 
 
@@ -105,31 +103,36 @@ class Model:
     self._score = score
 
   def encode(self, text, special=True):
-    return list(text)
+    return [ord(character) for character in text]
 
   def encode_pair(self, context, continuation):
-    return context, continuation
+    return self.encode(context), self.encode(continuation)
 
-  def __call__(self, pairs):
-    self.pairs += pairs
-    return [ContinuationScore(self._score(text), True) for _, text in pairs]
+  def padded_length(self, context, continuation):
+    return len(context) + len(continuation)
+
+  def __call__(self, pairs, row_length):
+    texts = [("".join(map(chr, context)), "".join(map(chr, ids))) for context, ids in pairs]
+    self.pairs += texts
+    return [ContinuationScore(self._score(text), True) for _, text in texts]
 
   def generate(self, contexts, new):
     self.new = new
     answers = self._answer if isinstance(self._answer, list) else [self._answer] * len(contexts)
     return answers, [False] * len(contexts), [len(answer) >= new for answer in answers]
 
-  def rolling_log_probability(self, ids, start, stride):
-    return -float(len(ids))
+  def windows(self, ids, start, stride):
+    return [([start], ids)]
 
 
 def ask(model, file, examples=None, **options):
   """Return the scores of a model on the questions of a file."""
-  asker = object.__new__(questions.Asker)
-  asker._options = questions.Options(**options)
-  asker._examples = examples
+  asker = object.__new__(asking.Asker)
   asker._prompts = model
-  return asker(file)
+  asker._block_rows = 4
+  asker._log = None
+  asker._fingerprint = ""
+  return asker(questions.build_prompts(file, questions.Options(**options), examples)).metrics
 
 
 def test_a_question_is_not_among_its_examples_in_another_file(tmp_path):
@@ -242,7 +245,7 @@ def test_the_limit_of_new_tokens_follows_the_answers_and_the_model(tmp_path):
 @pytest.mark.parametrize("number", [6, 10, 26])
 def test_a_question_may_have_26_choices(number, tmp_path):
   row = {"question": "?", "choices": [f"option {n}" for n in range(number)], "answer": "F"}
-  ((_, pairs, right_index),) = build_mmlu_prompts(tmp_path, [row])
+  ((_, pairs, right_index, *_),) = build_mmlu_prompts(tmp_path, [row])
   letters = string.ascii_uppercase[:number]
   assert [continuation for _, continuation in pairs] == [f" {letter}" for letter in letters]
   assert right_index == 5
@@ -281,7 +284,7 @@ def test_a_question_is_not_among_its_examples_with_another_id(tmp_path):
   ask(NotingModel("0"), file, examples, shots=1)
   assert contexts == ["q 1 7 Q 0", "q 0 7 Q 1"]
   dev = [ROWS[1], ROWS[2], ROWS[1] | {"split": "test", "answer": "B", "id": 3}]
-  ((_, pairs, _),) = build_mmlu_prompts(tmp_path, dev, 1)
+  ((_, pairs, *_),) = build_mmlu_prompts(tmp_path, dev, 1)
   assert pairs[0][0].count("Is it?") == 1
 
 
@@ -293,59 +296,9 @@ def test_texts_without_words_have_no_perplexity(texts, tmp_path):
   assert ask(Model(), file)["words"] == 1
 
 
-def test_saved_answers_are_read_until_the_checkpoint_or_the_file_changes(tmp_path, monkeypatch):
-  calls = []
-  steps = [1]
-
-  def score_by_number_of_calls(file):
-    calls.append(file)
-    return {"accuracy": float(len(calls)), "examples": 100}
-
-  loaded = types.SimpleNamespace(chat_template=lambda: None)
-  monkeypatch.setattr(suite, "form_kind", lambda workdir: "decoder")
-  monkeypatch.setattr(facts, "newest_steps", lambda workdir: steps)
-  monkeypatch.setattr(library, "load", lambda *_, **__: loaded)
-  monkeypatch.setattr(questions, "Asker", lambda *_: score_by_number_of_calls)
-  args = types.SimpleNamespace(
-    questions=f"{tmp_path}/test.jsonl",
-    from_scratch=False,
-    workdir="run",
-    step=None,
-    shots=None,
-    max_examples=None,
-    template=None,
-  )
-
-  def evaluate_questions(gold: int) -> float:
-    row = {"query": "Q", "choices": ["yes", "no"], "gold": gold}
-    write_and_read_questions(tmp_path, "test", [row])
-    return evaluate._QuestionSuite(args, tmp_path / "out", ["run"])()[0]["test"]["score"]
-
-  assert evaluate_questions(gold=0) == 1
-  assert evaluate_questions(gold=0) == 1
-  steps = [2]
-  assert evaluate_questions(gold=0) == 2
-  assert evaluate_questions(gold=1) == 3
-  assert evaluate_questions(gold=1) == 3
-  (tmp_path / "out" / "test.json").write_text("[]")
-  with pytest.raises(UserError, match="test.json: found a JSON array, expected an object"):
-    evaluate_questions(gold=1)
-
-
-def test_shares_have_intervals():
-  scores = {"accuracy": 50.0, "perplexity": 3.0, "examples": 100, "truncated": 0}
-  intervals = questions.confidence_intervals(scores)
-  assert intervals.keys() == {"accuracy"}
-  low, high = intervals["accuracy"].values()
-  assert round(low, 2) == 40.38  # Wilson 1927
-  assert round(high, 2) == 59.62
-  expected = "accuracy 50 (40.4 to 59.6), perplexity 3, examples 100, truncated 0"
-  assert questions.format_scores(scores) == expected
-
-
 def test_progress_through_a_file_is_printed(capsys, monkeypatch):
-  monkeypatch.setattr(questions.Progress, "SECONDS", 0.0)
-  with rows.report_progress(questions.Progress("arc")):
+  monkeypatch.setattr(asking.Progress, "SECONDS", 0.0)
+  with rows.report_progress(asking.Progress("arc")):
     rows.run_in_batches(
       lambda batch: (batch["x"],),
       Rules.make(make_mesh({"data": 1}, jax.devices()[:1])),
@@ -353,7 +306,7 @@ def test_progress_through_a_file_is_printed(capsys, monkeypatch):
       [4, 4, 4],
       lambda numbers, _: {"x": np.zeros(len(numbers), np.int32)},
     )
-  assert capsys.readouterr().err == "arc: 2 of 3 rows\narc: 3 of 3 rows\n"
+  assert capsys.readouterr().err == "arc: 2 of 3 questions\narc: 3 of 3 questions\n"
 
 
 def test_a_chat_template_surrounds_the_context_and_not_the_answer():
