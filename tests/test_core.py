@@ -10,10 +10,10 @@ import pytest
 import code_shape
 
 BOUNDS = {
-  "tokens": 633_200,
+  "tokens": 646_000,
   "tokens a line": 5.97,
   "vague names in percent": 0.13,
-  "core modules": 217,
+  "core modules": 222,
   "circles": 0,
 }
 
