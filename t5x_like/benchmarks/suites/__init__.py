@@ -449,7 +449,7 @@ def span_qa(
 
 
 def benchmarks_for(kind: str) -> dict[str, Benchmark]:
-  """Return the tasks of all suites that have a form for a kind of model, by `SUITE/TASK`.
+  """Return the learned tasks of all suites with a form for a kind of model, by `SUITE/TASK`.
 
   Args:
     kind: `encoder`, `decoder` or `text`.
@@ -457,6 +457,8 @@ def benchmarks_for(kind: str) -> dict[str, Benchmark]:
   benchmarks = {}
   for suite_name in slots.names(__name__):
     suite = slots.find("suite", suite_name, __name__, "SUITE")
+    if not isinstance(suite, Suite):  # its questions are answered without training
+      continue
     for task, benchmark in suite.tasks.items():
       if getattr(benchmark, kind):
         benchmarks[f"{suite_name}/{task}"] = benchmark
