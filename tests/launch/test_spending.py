@@ -101,8 +101,8 @@ def run_limited(seconds, program, check="true"):
 
 def test_a_run_is_told_to_save_at_the_end_of_its_limit():
   begin = time.monotonic()
-  assert run_limited(3, SAVES).returncode == 75
-  assert time.monotonic() - begin < 20
+  assert run_limited(10, SAVES).returncode == 75
+  assert time.monotonic() - begin < 40
 
 
 def test_a_run_within_its_limit_keeps_its_exit_code():

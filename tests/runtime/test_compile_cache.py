@@ -58,13 +58,13 @@ def flip_bit(data: bytes, generator: random.Random) -> bytes:
 def test_programs_are_cached_exactly_and_recompiled_if_damaged(tmp_path):
   generator = random.Random(0)
   printed, hits, bits = start(tmp_path)
-  assert "0 of 0 MB" in printed
+  assert ": 0 programs, 0.0 MB" in printed
   assert hits == 0
   entries = sorted((tmp_path / "compiled").glob("cpu-*/*-cache"))
   printed, hits, again = start(tmp_path)
   assert hits >= len(entries) > 0
   assert again == bits
-  assert f": {len(entries)} of" in printed
+  assert f": {len(entries)} programs" in printed
   for damage in (lambda data: data[:-20], lambda data: flip_bit(data, generator), lambda data: b""):
     for entry in entries:
       written = entry.stat()

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from t5x_like import vocabularies
@@ -135,6 +135,7 @@ LETTERS = "abcXYZ09éßŁİﬁ日本,.;-—'\"()$“”☃\u0301\u200b"
 def test_label_covers_exactly_every_span_of_whole_tokens(data, kind, words):
   context = " ".join(words)
   spans = Contexts(train_vocabulary_of_kind(kind))(context).spans.tolist()
+  assume(spans)  # a lone accent has no piece in a vocabulary without accents
   first = data.draw(st.integers(0, len(spans) - 1))
   last = data.draw(st.integers(first, len(spans) - 1))
   begin = spans[first][0]
