@@ -78,10 +78,12 @@ def _describe_history(history: History) -> list[str]:
 
 def _describe_environment(start: Start) -> str:
   environment = start.environment
+  num_processes = environment.get("processes")
+  processes = "1 process" if num_processes == 1 else f"{num_processes} processes"
   return (
-    f"{environment.get('devices')} x {environment.get('device_kind')} in "
-    f"{environment.get('processes')} processes, jax {environment.get('jax')}, jaxlib "
-    f"{environment.get('jaxlib')}, code {environment.get('code_version')}"
+    f"{environment.get('devices')} x {environment.get('device_kind')} in {processes}, "
+    f"jax {environment.get('jax')}, jaxlib {environment.get('jaxlib')}, "
+    f"code {environment.get('code_version')}"
   )
 
 
