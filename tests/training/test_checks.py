@@ -74,10 +74,6 @@ CAUSAL_TASK = f"task={CAUSAL}"
       ("outputs for decoder_input_tokens, but bert's are for encoder_input_tokens",),
     ),
     (
-      [f"model={DECODER}", CAUSAL_TASK, "objective.name=dpo"],
-      ("dpo needs examples of several rows", "task causal_lm makes one row", "objective decoder"),
-    ),
-    (
       [f"model={ENCODER}", MLM_TASK, "objective.name=electra"],
       ("'generator_logits' with 3 axes, found none with model bert", "--config.model.head"),
     ),

@@ -9,7 +9,7 @@ import pytest
 
 import json_lines
 import more
-from t5x_like import evaluate, train, vocabularies
+from t5x_like import evaluate, recipes, train, vocabularies
 from t5x_like.abstract_model import build_model
 from t5x_like.contrib.feedback.objectives.dpo import Objective
 from t5x_like.data import loader, task, task_features
@@ -17,6 +17,9 @@ from t5x_like.models import gpt
 from t5x_like.nn import lora, params
 from t5x_like.nn.linear import ADAPTERS, without_adapters
 from t5x_like.report.writer import read_metrics
+from t5x_like.training import checks
+from t5x_like.training.build import build_parts
+from t5x_like.training.resolve import resolve
 from tests.models.families import Case, model, shrink
 from tests.recipes import nano_decoder  # with the variant that the runs are of
 from tests.refusals import refuses
@@ -109,6 +112,20 @@ def test_bad_pairs_are_refused(changes, arguments, names, tmp_path):
 def test_label_smoothing_without_beta_is_refused():
   with refuses("beta 0.0", "label_smoothing 0.1"):
     Objective(beta=0.0, label_smoothing=0.1)
+
+
+def test_a_task_of_single_rows_is_refused():
+  overrides = [
+    'model={"name": "gpt", "variant": "gpt2-tiny", "vocab_size": 384, "layers": "scan"}',
+    'task={"name": "causal_lm", "store": "builtin", "length": 32}',
+    "objective.name=dpo",
+  ]
+  config = resolve(recipes.load("tests/recipes/nano.py", overrides))
+  causal_task = task.build(split="train", **config.task.to_dict())
+  with refuses(
+    "dpo needs examples of several rows", "task causal_lm makes one row", "objective decoder"
+  ):
+    checks.check_task(config, build_parts(config), causal_task)
 
 
 def draw_batch(case):
