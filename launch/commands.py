@@ -130,6 +130,16 @@ def parse(flags: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
   return args
 
 
+def check_least_slices(args: argparse.Namespace) -> None:
+  """Check --least_slices against --slices.
+
+  Raises:
+    UserError: it is less than 1 or more than --slices.
+  """
+  if args.least_slices is not None and not 1 <= args.least_slices <= args.slices:
+    raise UserError(f"--least_slices={args.least_slices}: expected 1 to --slices={args.slices}")
+
+
 def parse_hours(text: str) -> float:
   """Parse the value of a flag that takes a number of hours.
 

@@ -485,8 +485,7 @@ def _check_start(args) -> None:
     )
   if _is_gpu(args) and args.slices > 1:
     raise UserError(f"--slices={args.slices}: GPUs have none; give --nodes={args.slices}")
-  if args.least_slices is not None and args.least_slices > args.slices:
-    raise UserError(f"--least_slices={args.least_slices}: expected at most --slices={args.slices}")
+  commands.check_least_slices(args)
   if not all(size.isdecimal() and int(size) for size in args.topology.split("x")):
     raise UserError(f"--topology={args.topology}: expected a shape such as 4x4 or 2x2x4")
 

@@ -519,8 +519,7 @@ def _check_flags(args: argparse.Namespace) -> None:
   Raises:
     UserError: a number is outside its range, or there is no command or key.
   """
-  if not 1 <= args.least_slices <= args.slices:
-    raise UserError(f"--least_slices={args.least_slices}: expected 1 to --slices={args.slices}")
+  commands.check_least_slices(args)
   if args.hosts_per_slice < 1:
     raise UserError(f"--hosts_per_slice={args.hosts_per_slice}: expected at least 1")
   for name, size in (("slice", args.slices), ("worker", args.hosts_per_slice)):

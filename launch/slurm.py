@@ -338,8 +338,7 @@ def _check_flags(job: Job, args, directory: str) -> None:
   for name in ("nodes", "slices"):
     if getattr(args, name) < 1:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
-  if args.least_slices is not None and not 1 <= args.least_slices <= args.slices:
-    raise UserError(f"--least_slices={args.least_slices}: expected 1 to --slices={args.slices}")
+  commands.check_least_slices(args)
   for option in args.sbatch:
     if not re.fullmatch(r"--?[A-Za-z][\w-]*(=[^\n]*)?", option):
       raise UserError(f"--sbatch={option}: expected an option of sbatch, --OPTION=VALUE")

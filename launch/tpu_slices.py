@@ -25,7 +25,7 @@ from t5x_like.errors import (
   UserError,
 )
 
-_SUSPENDED_STATES = ("SUSPENDED", "SUSPENDING")
+SUSPENDED_STATES = ("SUSPENDED", "SUSPENDING")
 _CONFIRMED_ABSENCES = 2  # the cloud may forget a resource for a moment
 _DELETION_SECONDS = 120.0  # in which all deletions by another command become known
 
@@ -120,7 +120,7 @@ def decide(
   if observation.state is None:
     return _decide_absent(state, now)
   state = dataclasses.replace(state, absences=0)
-  if observation.state == "FAILED" or observation.state in _SUSPENDED_STATES:
+  if observation.state == "FAILED" or observation.state in SUSPENDED_STATES:
     return _decide_unusable(state, observation, now, limits), Action.DELETE
   if observation.state == "ACTIVE":
     return _decide_active(state, observation, now, limits)

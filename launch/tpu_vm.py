@@ -41,6 +41,7 @@ if __package__ in (None, ""):
 
 from launch import commands, spending
 from launch.commands import EXIT_NO_ANSWER, Job, Shell, last_line, log, parse_answer
+from launch.tpu_slices import SUSPENDED_STATES
 from t5x_like.errors import (
   EXIT_PREEMPTED,
   EXIT_TRANSIENT,
@@ -63,7 +64,6 @@ _COPIED_FILES = (
   "requirements.txt",
   "constraints.txt",
 )
-_SUSPENDED_STATES = ("SUSPENDED", "SUSPENDING")
 # Exit codes of ssh without a connection and with one that hangs.
 _UNREACHABLE = (255, EXIT_NO_ANSWER)
 # Codes of google.rpc with which the same request would fail again: invalid, not found, denied, …
@@ -241,14 +241,14 @@ class Slices:
         if not self.create():
           seconds = wait
           wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
-      elif state == "FAILED" or state in _SUSPENDED_STATES and printed_state is not None:
+      elif state == "FAILED" or state in SUSPENDED_STATES and printed_state is not None:
         failures += 1
         self.delete()
         printed_state = None
         self._count_failure(failures, answer, wait)
         seconds = wait
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
-      elif state in _SUSPENDED_STATES:
+      elif state in SUSPENDED_STATES:
         log(f"the slice is {state.lower()}: the cloud took it away; requesting it again")
         self.delete()
         seconds = 0.0
@@ -824,8 +824,7 @@ def main(argv: list[str] | None = None) -> int:
   for name in ("slices", "requests"):
     if getattr(args, name) < 1:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
-  if args.least_slices is not None and not 1 <= args.least_slices <= args.slices:
-    raise UserError(f"--least_slices={args.least_slices}: expected 1 to --slices={args.slices}")
+  commands.check_least_slices(args)
   hosts_of(args.accelerator_type)
   job = commands.read_job(args)
   commands.check_remote(job, "the slice")
