@@ -7,18 +7,17 @@ new version, so two tables of one version are comparable. The data are files of 
 import dataclasses
 import fnmatch
 import pathlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from t5x_like.benchmarks.data import Unavailable
 from t5x_like.corpora.sources import Record, Skip, json_type_name, open_source
+from t5x_like.corpora.sources._compression import without_suffix
 from t5x_like.errors import UserError
 from t5x_like.files import globs
 from t5x_like.inference import questions
 from t5x_like.inference.questions import PromptSet
 
-_COMPRESSION = re.compile(r"\.(gz|bz2|xz|zst)$")
 FILES = "questions"  # the name of the suite of the user's own files
 
 
@@ -125,9 +124,10 @@ def find_files(task: QuestionTask, directory: str | None) -> dict[str, list[str]
 
 def _list_files(root: str) -> dict[str, str]:
   """Return the files below a directory, by their names in it without those of compression."""
-  return {
-    _COMPRESSION.sub("", path.removeprefix(root)): path for path in globs.find_matches(f"{root}/**")
-  }
+  available = {}
+  for path in globs.find_matches(f"{root}/**"):
+    available[without_suffix(path.removeprefix(root))] = path
+  return available
 
 
 def _match(available: Mapping[str, str], name: str, directory: str) -> list[str]:

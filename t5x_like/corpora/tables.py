@@ -24,7 +24,6 @@ _FORMATS = {
   ".arrow": "arrow",
   ".feather": "arrow",
 }
-_COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _DATASETS_FILES = ("dataset_dict.json", "state.json")
 _SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=([^,]+)")
 _SUFFIXES = ".csv, .tsv, .jsonl, .json, .parquet or .arrow"
@@ -52,7 +51,7 @@ _LABELS = """
 def format_of(path: str) -> str | None:
   """Return the format that a path's suffix names, compressed or not; None if it names none."""
   name = os.path.basename(path).lower()
-  for suffix in _COMPRESSIONS:
+  for suffix in _compression.SUFFIXES:
     name = name.removesuffix(suffix)
   return _FORMATS.get(os.path.splitext(name)[1])
 

@@ -22,7 +22,7 @@ import numpy as np
 from t5x_like import segmentation
 from t5x_like.corpora.cleaning import CleanResult, Filter
 from t5x_like.corpora.cleaning._repeats import hash_text
-from t5x_like.corpora.sources._compression import DAMAGED, open_plain
+from t5x_like.corpora.sources._compression import DAMAGED, open_plain, without_suffix
 from t5x_like.errors import UserError
 from t5x_like.files import globs
 
@@ -134,7 +134,7 @@ def read_texts(path: str) -> Iterator[str]:
   Raises:
     UserError: the file is unreadable or not UTF-8, or is not the JSON that its name promises.
   """
-  bare_path = re.sub(r"\.(gz|bz2|xz|zst)$", "", path)
+  bare_path = without_suffix(path)
   number = 0
   try:
     with open_plain(path) as file:

@@ -17,6 +17,7 @@ from t5x_like.files.paths import as_path
 _MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # text can also begin with "BZh"
 _ENDS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+SUFFIXES = tuple(_ENDS)
 _PIECE = 2**17
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 
@@ -34,6 +35,14 @@ def _kind(path: str, file: BinaryIO) -> str | None:
     if head.startswith(magic) and (name != "bzip2" or head[4:10] in _BZIP2_BLOCKS):
       return name
   return next((name for end, name in _ENDS.items() if path.endswith(end)), None)
+
+
+def without_suffix(path: str) -> str:
+  """Return a path without the suffix of its compression, if it has one."""
+  for suffix in SUFFIXES:
+    if path.endswith(suffix):
+      return path.removesuffix(suffix)
+  return path
 
 
 def open_plain(path: str) -> BinaryIO:

@@ -43,13 +43,13 @@ from t5x_like.corpora.sources import (
   parallel,
 )
 from t5x_like.corpora.sources import Source as Base
+from t5x_like.corpora.sources._compression import without_suffix
 from t5x_like.corpora.sources._files import lines
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import globs
 from t5x_like.files.paths import as_path
 
 _UNLABELLED = "-1"
-_PACKED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _SPLIT_PREFIX = re.compile(r"(?:^|,)([a-z]\w*)=")
 _SHARE = re.compile(r"(.+)\[(\d+)?%?:(?:(\d+)%)?\]")
 
@@ -215,7 +215,7 @@ def _find_files(
   root = where.rstrip("/")
   available = {}
   for path in globs.find_matches(f"{root}/**"):
-    available[_PACKED.sub("", path.removeprefix(root)).lower()] = path
+    available[without_suffix(path.removeprefix(root)).lower()] = path
   paths = {}
   for split, names in table.splits.items():
     for name in [names] if isinstance(names, str) else names:
