@@ -6,7 +6,6 @@ read back as the same model.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.files.file_names import quote_name
 from t5x_like.files.gguf_file import GgufFile
+from t5x_like.nn.positions.rope import Llama3Scaling
 
 ARCHITECTURE = "general.architecture"
 ROPE_FACTORS = "rope_freqs.weight"  # the tensor of Llama 3's scaling of rotary positions
@@ -298,13 +298,14 @@ def llama3_factors(scaling: Mapping[str, Any], theta: float, head_dim: int) -> n
     scaling: `rope_scaling` of a config.
     theta: the base of the frequencies.
   """
-  factor = scaling["factor"]
-  low = scaling["low_freq_factor"]
-  high = scaling["high_freq_factor"]
-  wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-  periods = scaling["original_max_position_embeddings"] / wavelengths
-  smooth = np.clip((periods - low) / (high - low), 0.0, 1.0)
-  return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+  llama3 = Llama3Scaling(
+    scaling["factor"],
+    scaling["low_freq_factor"],
+    scaling["high_freq_factor"],
+    scaling["original_max_position_embeddings"],
+  )
+  frequency_P = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+  return (1 / llama3.factors(frequency_P)).astype(np.float32)
 
 
 def _read_token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:

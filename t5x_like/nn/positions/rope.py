@@ -42,11 +42,14 @@ class Llama3Scaling:
   original_length: int = 8192
 
   def __call__(self, frequency_P: jax.Array, theta: float, length_B111: jax.Array) -> jax.Array:
+    return frequency_P * self.factors(frequency_P)
+
+  def factors(self, frequency_P: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
+    """Return by how much each frequency is multiplied: [P], of the frequencies' type."""
     # full turns within the original length
     turns_P = self.original_length * frequency_P / (2 * math.pi)
-    unscaled_P = jnp.clip((turns_P - self.low) / (self.high - self.low), 0.0, 1.0)
-    factor_P = unscaled_P + (1 - unscaled_P) / self.factor
-    return frequency_P * factor_P
+    unscaled_P = ((turns_P - self.low) / (self.high - self.low)).clip(0.0, 1.0)
+    return unscaled_P + (1 - unscaled_P) / self.factor
 
 
 @slots.rename_keys(whole="truncate")
