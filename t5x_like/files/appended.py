@@ -51,11 +51,7 @@ class AppendedLines:
 
   def flush(self) -> None:
     """Put all lines on disk; continue in the file that is now at the path, if it was replaced."""
-    try:
-      is_same = os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
-    except FileNotFoundError:
-      is_same = False
-    if not is_same:
+    if local.replacement(self._path, self._file):
       self._check()
       _log.warning(
         "%s: was removed or replaced while the run writes to it; the run continues in the file "

@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import stat
 import uuid
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from t5x_like.errors import UserError, one_line, retry
 
@@ -175,6 +175,15 @@ def replace_atomically(path: pathlib.Path):
     sync(path.parent)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def replacement(path: pathlib.Path, file: IO) -> str | None:
+  """Return whether the file at a path was `removed` or `replaced` since it was opened, or None."""
+  try:
+    is_same = os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+  except FileNotFoundError:
+    return "removed"
+  return None if is_same else "replaced"
 
 
 def append_line(path: pathlib.Path, line: bytes) -> None:

@@ -200,13 +200,10 @@ class MetricsWriter(contextlib.AbstractContextManager):
 
   def _file_change(self) -> str | None:
     """Return how the open file and the one at the path differ; None if they do not."""
-    try:
-      status = os.stat(self._path)
-    except FileNotFoundError:
-      return "removed"
-    if not os.path.samestat(status, os.fstat(self._file.fileno())):
-      return "replaced"
-    if status.st_size < self._size:
+    change = local.replacement(self._path, self._file)
+    if change:
+      return change
+    if os.fstat(self._file.fileno()).st_size < self._size:
       return "cut"
     with open(self._path, "rb") as file:
       file.seek(self._size - len(self._last_line))
