@@ -194,9 +194,10 @@ class PlanWatch:
     )
     deviations = step_deviations(self._plan, window, is_other_program)
     deviations += save_deviations(self._plan, self._overall, self._run.config.checkpoint)
-    self._memory = max(self._memory, _peak_bytes())
+    peak_bytes = _peak_bytes()
+    self._memory = max(self._memory, peak_bytes)
     if not is_other_program:
-      deviations += promise.peak_memory_deviations(self._plan, _peak_bytes())
+      deviations += promise.peak_memory_deviations(self._plan, peak_bytes)
     for deviation in deviations:
       if deviation.kind not in self._active_kinds:
         process.log(f"plan: step {step}: {deviation}")
