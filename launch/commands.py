@@ -32,6 +32,7 @@ from t5x_like.terminal_text import escape_controls
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # all but the tab
 EXIT_NO_ANSWER = 124  # the exit code of timeout(1)
+EXIT_INTERRUPTED = 130  # a launcher that was stopped by ^C
 QUERY_SECONDS = 120.0  # limit of a command that only reads a state
 COMMAND_SECONDS = 600.0  # limit of a command that changes something
 _KILL_SECONDS = 10.0

@@ -119,16 +119,6 @@ class Launcher:
       _log(f"restart {failures} of {restarts} in {wait} s")
       self._wait(wait)
 
-  def _drop_slice_of(self, index: int) -> None:
-    """Continue without the slice of a process if enough slices remain."""
-    hosts_per_slice = self.processes // self.slices
-    lost_slice = self._hosts[index] // hosts_per_slice
-    remaining_hosts = [host for host in self._hosts if host // hosts_per_slice != lost_slice]
-    remaining_slices = len(remaining_hosts) // hosts_per_slice
-    if remaining_slices >= self.least_slices:
-      _log(f"slice {lost_slice} is lost; {remaining_slices} of {self.slices} slices go on")
-      self._hosts = remaining_hosts
-
   def _wait(self, seconds: float) -> None:
     """Wait until the time is over or a signal arrives, which the next attempt passes on."""
     deadline = time.monotonic() + seconds

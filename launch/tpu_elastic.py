@@ -1,13 +1,14 @@
 """Train on the slices of TPU VMs that exist: `launch/tpu_vm.py` with --least_slices."""
 
 import argparse
+import copy
 import secrets
 import time
 
-from launch import commands, tpu_vm
+from launch import commands, queued_resources, tpu_hosts
 from launch.commands import Job, Shell, log
-from launch.tpu_slices import Fleet, Limits, Phase, single_slice_arguments
-from launch.tpu_vm import Slices
+from launch.queued_resources import GRACE_SECONDS, LIFETIME_MESSAGE, Slices
+from launch.tpu_slices import Fleet, Limits, Phase
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError
 from t5x_like.terminal_text import escape_controls
 
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace, job: Job, shell: Shell, deadline: float | None
   """
   clouds = []
   for slice_ in range(args.slices):
-    clouds.append(Slices(f"{job.name}-{slice_}", single_slice_arguments(args), shell))
+    clouds.append(Slices(f"{job.name}-{slice_}", _single_slice_arguments(args), shell))
   elastic_job = ElasticJob(job, args, clouds, deadline)
   if args.action == "start":
     return elastic_job.start()
@@ -70,7 +71,7 @@ class ElasticJob:
       log(f"no longer watching {self._job.name}; run the same command to watch it again")
       for cloud in self._existing_clouds():
         log(cloud.billing_note())
-      return tpu_vm.EXIT_INTERRUPTED
+      return commands.EXIT_INTERRUPTED
     except Exception:
       for cloud in self._existing_clouds():
         log(cloud.billing_note())
@@ -80,13 +81,13 @@ class ElasticJob:
   def stop(self) -> int:
     """Let the run save and end, then delete the slices; return the exit code."""
     self._signal_to_stop()
-    deadline = time.monotonic() + tpu_vm.GRACE_SECONDS
+    deadline = time.monotonic() + GRACE_SECONDS
     while not self._args.dry_run and self._is_any_running():
       if time.monotonic() > deadline:
         for cloud in self._existing_clouds():
-          log(f"the run has not ended within {tpu_vm.GRACE_SECONDS:g} s; {cloud.billing_note()}")
+          log(f"the run has not ended within {GRACE_SECONDS:g} s; {cloud.billing_note()}")
         return EXIT_TRANSIENT
-      self._clouds[0].shell.sleep(tpu_vm.POLL_SECONDS)
+      self._clouds[0].shell.sleep(queued_resources.POLL_SECONDS)
     return self._delete_all(0)
 
   def print_status(self) -> int:
@@ -122,16 +123,16 @@ class ElasticJob:
           return code
         self._note_begin(fleet)
         if self._is_over() and give_up_time is None:
-          message = tpu_vm.LIFETIME_MESSAGE.format(self._args.max_hours)
+          message = LIFETIME_MESSAGE.format(self._args.max_hours)
           log(f"{message}; the run saves and ends")
           if not self._has_begun:
             return EXIT_PREEMPTED
           self._signal_to_stop()
-          give_up_time = time.monotonic() + tpu_vm.GRACE_SECONDS
+          give_up_time = time.monotonic() + GRACE_SECONDS
         if give_up_time is not None and time.monotonic() > give_up_time:
-          log(f"the run has not ended within {tpu_vm.GRACE_SECONDS:g} s")
+          log(f"the run has not ended within {GRACE_SECONDS:g} s")
           return EXIT_PREEMPTED
-        self._clouds[0].shell.sleep(tpu_vm.POLL_SECONDS)
+        self._clouds[0].shell.sleep(queued_resources.POLL_SECONDS)
     finally:
       fleet.close()
 
@@ -155,7 +156,7 @@ class ElasticJob:
     log(f"{self._job.name} has ended with exit code {code}")
     if not self._args.keep:
       for cloud in self._existing_clouds():
-        tpu_vm.save_logs(cloud, self._job)
+        tpu_hosts.save_logs(cloud, self._job)
     return self._delete_all(code)
 
   def _delete_all(self, code: int) -> int:
@@ -183,7 +184,7 @@ class ElasticJob:
     if cloud.deadline is None:
       cloud.deadline = self._deadline or time.monotonic() + 3600 * self._args.max_hours
     log(f"{cloud.name} is there; installing the project")
-    tpu_vm.install(cloud, self._job, self._script(slice_), self._key)
+    tpu_hosts.install(cloud, self._job, self._script(slice_), self._key)
     hosts = cloud.hosts()
     cloud.ssh(hosts, f"{self._control} start")
     if not self._args.keep:
@@ -193,7 +194,7 @@ class ElasticJob:
     """Return the script of each host of a slice."""
     limits = {
       "slices": self._args.slices,
-      "hosts_per_slice": tpu_vm.hosts_of(self._args.accelerator_type),
+      "hosts_per_slice": queued_resources.hosts_of(self._args.accelerator_type),
       "least_slices": self._args.least_slices,
       "slice": slice_,
       "restarts": self._args.restarts,
@@ -205,12 +206,12 @@ class ElasticJob:
       f'export {commands.KEY_VARIABLE}="$(cat "$jobs/key")"',
       f'{member} --worker="$(cat "$jobs/worker")" -- bash -c {commands.quote(train)}',
     ]
-    return tpu_vm.host_script(self._job, lines)
+    return tpu_hosts.host_script(self._job, lines)
 
   def _read_codes(self, slice_: int) -> list[int | None]:
     """Return the exit code of the job on each host of a slice; None where it runs."""
     cloud = self._clouds[slice_]
-    return tpu_vm.read_codes(cloud, cloud.hosts(), self._control)
+    return tpu_hosts.read_codes(cloud, cloud.hosts(), self._control)
 
   def _read_key(self) -> str:
     """Return the secret of the hosts that run already; "" if there are none."""
@@ -255,3 +256,10 @@ class ElasticJob:
       self._install(slice_)
       cloud.delete_unless_kept(0)
     return 0
+
+
+def _single_slice_arguments(args: argparse.Namespace) -> argparse.Namespace:
+  """Return the launcher's flags for the queued resource of one slice."""
+  slice_args = copy.copy(args)
+  slice_args.slices = 1
+  return slice_args

@@ -8,7 +8,6 @@ used: the cloud reports it as failed or suspended, or its hosts do not answer in
 installations.
 """
 
-import copy
 import dataclasses
 import enum
 import time
@@ -344,10 +343,3 @@ class Fleet:
     tries = f"{state.failures} of {self._limits.requests} tries failed"
     ending = "; given up" if state.phase is Phase.ABANDONED else ""
     log(f"{self._clouds[slice_].name}: {state.reason} ({tries}){ending}")
-
-
-def single_slice_arguments(args):
-  """Return the launcher's flags for the queued resource of one slice."""
-  slice_args = copy.copy(args)
-  slice_args.slices = 1
-  return slice_args

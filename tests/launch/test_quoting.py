@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from launch import commands, gke, local, sky, slurm, tpu_vm
+from launch import commands, gke, local, sky, slurm, tpu_hosts, tpu_vm
 from t5x_like.errors import UserError
 
 HOSTILE = [
@@ -127,7 +127,7 @@ def test_every_route_passes_values_unchanged(value, run, tmp_path):
   assert env == {"VALUE": value}
   assert run(f"{commands.export_lines(env)[0]}\n{script}\n") == on_tpus
   assert run(sky.task(launched, flags())["run"]) == expected
-  assert run(tpu_vm._script(launched)) == on_tpus
+  assert run(tpu_hosts._script(launched)) == on_tpus
   directory = tmp_path / f"d {value}"
   directory.mkdir()
   if not set(value) & set("\\'\""):  # a directive cannot carry these; see below

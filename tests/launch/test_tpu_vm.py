@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from launch import commands, tpu_vm
+from launch import commands, queued_resources, tpu_hosts, tpu_vm
 
 pytestmark = pytest.mark.runs
 
@@ -51,10 +51,10 @@ def cloud(tmp_path, monkeypatch):
   fake.chmod(0o755)
   monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
   monkeypatch.setenv("FAKE_CLOUD", str(folder))
-  monkeypatch.setattr(tpu_vm, "POLL_SECONDS", 0.2)
-  monkeypatch.setattr(tpu_vm, "_RETRY_SECONDS", 0.01)
-  monkeypatch.setattr(tpu_vm, "_package", lambda: EMPTY_TAR)
-  monkeypatch.setattr(tpu_vm, "_LOGS", tmp_path / "logs")
+  monkeypatch.setattr(queued_resources, "POLL_SECONDS", 0.2)
+  monkeypatch.setattr(queued_resources, "_RETRY_SECONDS", 0.01)
+  monkeypatch.setattr(tpu_hosts, "_package", lambda: EMPTY_TAR)
+  monkeypatch.setattr(tpu_hosts, "_LOGS", tmp_path / "logs")
 
   def prepare(states=(("ACTIVE",),), hosts=2, **changes):
     plan = PLAN | {"states": states, "hosts": hosts} | changes
@@ -261,9 +261,9 @@ def test_a_run_saves_and_its_slice_is_deleted_at_the_end_of_its_lifetime(cloud, 
 @pytest.mark.parametrize("hours, program", [(168, "pass"), (1e-5, SAVES)])
 def test_the_first_host_deletes_a_slice_without_launcher(hours, program, cloud, monkeypatch):
   """It does so after the job, or at the end of its lifetime after a save."""
-  monkeypatch.setattr(tpu_vm, "_GUARD_POLL_SECONDS", 0.1)
-  monkeypatch.setattr(tpu_vm, "_GUARD_WAIT_SECONDS", 1)
-  monkeypatch.setattr(tpu_vm, "read_codes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+  monkeypatch.setattr(queued_resources, "_GUARD_POLL_SECONDS", 0.1)
+  monkeypatch.setattr(queued_resources, "_GUARD_WAIT_SECONDS", 1)
+  monkeypatch.setattr(tpu_hosts, "read_codes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
   calls = cloud()
   # the host may be faster
   assert start(f"--max_hours={hours}", keep=False, program=program) in (130, 75)
@@ -312,7 +312,7 @@ def test_the_wait_for_capacity_is_limited(slices, cloud, capsys):
 
 def test_failing_requests_are_limited_and_state_the_reason(cloud, capsys, monkeypatch):
   waits = []
-  monkeypatch.setattr(tpu_vm.Shell, "__init__", shell_that_counts(waits))
+  monkeypatch.setattr(commands.Shell, "__init__", shell_that_counts(waits))
   calls = cloud(states=[["FAILED"]] * 99, reason={"message": "runtime version x is not supported"})
   assert start("--requests=3") == 2
   assert len(calls("queued-resources", "create")) == len(calls("queued-resources", "delete")) == 3
@@ -333,7 +333,7 @@ def test_a_request_that_cannot_succeed_is_not_repeated(cloud, capsys):
 
 def test_a_hanging_host_is_retried_and_then_given_up(cloud, capsys, monkeypatch):
   """If the slice is preempted meanwhile, the job starts on the next."""
-  monkeypatch.setattr(tpu_vm, "_SSH_SECONDS", 1.0)
+  monkeypatch.setattr(queued_resources, "_SSH_SECONDS", 1.0)
   monkeypatch.setattr(commands, "_KILL_SECONDS", 0.1)
   calls = cloud(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]], hangs={"1": 4})
   begin = time.monotonic()
