@@ -13,7 +13,7 @@ from t5x_like import slots
 from t5x_like.objectives import OBJECTIVES, check_declarations
 from t5x_like.tunings import TUNINGS, BaseTuning, lora
 
-_ADAPTERS = 1  # folded into the key of the model's parameters
+_ADAPTER_FOLD = 1  # folded into the key of the model's parameters for the key of its adapters
 
 
 def model_name(model_class: type) -> str:
@@ -25,43 +25,49 @@ def model_name(model_class: type) -> str:
 
 
 def variant_fields(variant) -> dict[str, Any]:
-  """Return a variant as in a saved config: dicts and lists."""
+  """Return the fields of a model's variant as a saved config holds them: dicts and lists."""
   return slots.to_json(dataclasses.asdict(variant))
 
 
 def resolve_model(slot: str, values: ConfigDict, platform: str | None) -> ConfigDict:
-  """Return a `config.model`, checked, with all defaults.
+  """Check a `config.model` and return it with all defaults.
 
   Args:
     slot: its key in the config, `model` or `teacher.model`.
-    platform: the platform that dtype and layers are chosen for; None is this process's.
+    values: the values from the recipe and flags.
+    platform: the platform for which `auto` chooses dtype and layers; None is this process's.
   Raises:
     UserError: naming the key, the value and the expectation.
   """
   model_class = slots.find(f"config.{slot}.name", values.get("name"), t5x_like.models, "Model")
   name, arguments = slots.name_and_arguments(f"config.{slot}", values)
-  resolved = ConfigDict(
-    {"name": name} | slots.fill(f"config.{slot}", arguments, model_class, supplied=("rngs",))
-  )
+  filled = slots.fill(f"config.{slot}", arguments, model_class, supplied=("rngs",))
+  for key, value in filled.items():
+    if dataclasses.is_dataclass(value):
+      filled[key] = dataclasses.asdict(value)  # a saved config has plain values
+  resolved = ConfigDict({"name": name} | filled)
   with resolved.ignore_type():
-    for key in [key for key, value in resolved.items() if dataclasses.is_dataclass(value)]:
-      resolved[key] = dataclasses.asdict(resolved[key])  # checked; a saved config has plain values
     if "variant" in resolved:
-      resolved.variant = values.variant  # as given: all of its fields may be
-      variant = slots.resolve_variant(model_class, values)
-      if "design" in resolved:
-        slots.replace_fields("config.model.design", variant.design, resolved.design)
-        resolved.design = ConfigDict(slots.to_json(resolved.design))
-      if "vocab_size" in resolved and resolved.vocab_size is None:
-        resolved.vocab_size = variant.vocab_size
+      _resolve_variant(f"config.{slot}", model_class, values, resolved)
   on_cpu = (platform or jax.default_backend()) == "cpu"
-  suited = {"dtype": "bfloat16", "layers": "scan"}
+  defaults = {"dtype": "bfloat16", "layers": "scan"}
   if on_cpu:
-    suited = {"dtype": "float32", "layers": "loop"}
-  for key, value in suited.items():
+    defaults = {"dtype": "float32", "layers": "loop"}
+  for key, default in defaults.items():
     if key in resolved and values.get(key, "auto") == "auto":
-      resolved[key] = value
+      resolved[key] = default
   return resolved
+
+
+def _resolve_variant(where: str, model_class: type, values: ConfigDict, resolved: ConfigDict):
+  """Check the changes to a variant's design, and fill in the size of its vocabulary, in place."""
+  resolved.variant = values.variant  # a name, or the fields of a variant, as the recipe has it
+  variant = slots.resolve_variant(model_class, values)
+  if "design" in resolved:
+    slots.replace_fields(f"{where}.design", variant.design, resolved.design)
+    resolved.design = ConfigDict(slots.to_json(resolved.design))
+  if "vocab_size" in resolved and resolved.vocab_size is None:
+    resolved.vocab_size = variant.vocab_size
 
 
 def build_model(config: ConfigDict) -> nnx.Module:
@@ -72,8 +78,8 @@ def build_model(config: ConfigDict) -> nnx.Module:
 def model_constructor(config: ConfigDict) -> Callable[[jax.Array], nnx.Module]:
   """Return the function that makes the model of a resolved config from a key.
 
-  The model has adapters, a reference and further heads where the tuning and the objective need
-  them.
+  The model has adapters where the tuning needs them, and a reference model and further heads where
+  the objective does.
   """
   tuning = build_tuning(config.tuning)
   objective = build_objective(config)
@@ -82,7 +88,7 @@ def model_constructor(config: ConfigDict) -> Callable[[jax.Array], nnx.Module]:
     return slots.make(f"config.{slot}", values, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
 
   def make_model(key):
-    adapter_key = jax.random.fold_in(key, _ADAPTERS)
+    adapter_key = jax.random.fold_in(key, _ADAPTER_FOLD)
     model = tuning.adapt(make_bare_model(key), adapter_key, config.model)
     if objective.teacher:
       model.reference = make_bare_model(key, "teacher.model", config.teacher.model)

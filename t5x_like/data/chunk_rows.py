@@ -108,7 +108,7 @@ class ChunkRows(Chunks):
     self._rows = np.zeros(self.tokens.num_documents, dtype)
     return super()._count_all() | {"rows": self._rows}
 
-  def _examples(self, sizes_NK: np.ndarray, first: int, end: int) -> np.ndarray:
+  def _count_examples(self, sizes_NK: np.ndarray, first: int, end: int) -> np.ndarray:
     count_NK = self._count(sizes_NK)
     _, last_size_NK = self._cut(sizes_NK, count_NK - 1)
     spare_NK = np.where(last_size_NK >= self.half, self._spare, 0)

@@ -86,17 +86,17 @@ def phase_start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> PhaseSt
   tasks = [*(phase.task for phase in earlier), task]
   start = _begin(tasks[0], seed, streams)
   num_drawn = 0
-  for phase, following in zip(earlier, tasks[1:], strict=True):
+  for phase, next_task in zip(earlier, tasks[1:], strict=True):
     if phase.batch_size < 1 or phase.steps < 1:
       raise UserError(
         f"phase: found {phase.steps} steps of {phase.batch_size} examples, expected "
         "at least 1 of each"
       )
     num_drawn += phase.batch_size * phase.steps
-    if _draws(following) == _draws(phase.task):
+    if _draws(next_task) == _draws(phase.task):
       continue
     streams.update(zip(_keys(phase.task), start.advance(num_drawn), strict=True))
-    start = _begin(following, seed, streams)
+    start = _begin(next_task, seed, streams)
     num_drawn = 0
   return dataclasses.replace(start, task=task, offset=num_drawn)
 

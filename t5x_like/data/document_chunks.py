@@ -34,7 +34,7 @@ from t5x_like.quiet_tensorflow import tf
 from t5x_like.store.tokens import TOKENS, TokenStore
 
 BLOCK = 256  # documents
-_DOCUMENTS_AT_ONCE = 2**16  # in counting; whole blocks
+_DOCUMENTS_AT_ONCE = 2**16  # documents that are counted together, in whole blocks
 _MIN_CACHED_DOCUMENTS = 2**17  # stores of at least this many documents cache their counts
 _EDITION = 1  # the version of the cached counts
 
@@ -65,8 +65,8 @@ class Chunks:
     self._eos = int(tokens.append_eos)
     if tokens.num_tokens < length:
       raise UserError(
-        f"{tokens.path}: {tokens.num_tokens} tokens are no example: the task needs windows of "
-        f"{length} tokens: shorten the task's lengths or prepare a larger corpus"
+        f"{tokens.path}: found {tokens.num_tokens} tokens, expected at least one chunk of "
+        f"{length}; shorten the task's lengths or prepare a larger corpus"
       )
     self.others = OtherDocuments(tokens, length)
     self._first_document = tokens.first_items
@@ -91,7 +91,7 @@ class Chunks:
       _, starts, sizes = self.locate(index_B)
       return self._read(starts, sizes)
 
-    return _call(read, (self.length, None), example_index_B)
+    return _run_on_host(read, (self.length, None), example_index_B)
 
   def read_with_others(self, example_index_B: tf.Tensor, key_B: tf.Tensor):
     """Read chunks as `read` does, and for each a stretch of another document.
@@ -107,19 +107,18 @@ class Chunks:
       document_B, starts, sizes = self.locate(index_B)
       return *self._read(starts, sizes), *self.others.read(document_B, bits_B2)
 
-    return _call(
-      read, (self.length, None, self.others.length, None, None, None), example_index_B, bits_B2
-    )
+    lengths = (self.length, None, self.others.length, None, None, None)
+    return _run_on_host(read, lengths, example_index_B, bits_B2)
 
   def locate(self, index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Locate chunks: int64 [B] -> (document, first token in the stream, tokens), each int64 [B]."""
-    within_B, document_B, start_BK, sizes_BK = self._blocks(index_B)
+    within_B, first_document_B, start_BK, sizes_BK = self._blocks(index_B)
     ends_BK = np.cumsum(self._count(sizes_BK), axis=1)
-    which_B = np.count_nonzero(ends_BK <= within_B[:, None], axis=1)
+    nth_B = np.count_nonzero(ends_BK <= within_B[:, None], axis=1)  # the document in its block
     row_B = np.arange(index_B.size)
-    chunks_before_B = np.where(which_B > 0, ends_BK[row_B, np.maximum(which_B - 1, 0)], 0)
-    begin_B, size_B = self._cut(sizes_BK[row_B, which_B], within_B - chunks_before_B)
-    return document_B + which_B, start_BK[row_B, which_B] + begin_B, size_B
+    chunks_before_B = np.where(nth_B > 0, ends_BK[row_B, np.maximum(nth_B - 1, 0)], 0)
+    begin_B, size_B = self._cut(sizes_BK[row_B, nth_B], within_B - chunks_before_B)
+    return first_document_B + nth_B, start_BK[row_B, nth_B] + begin_B, size_B
 
   def _blocks(self, index_B: np.ndarray) -> tuple[np.ndarray, ...]:
     """Locate the blocks of examples.
@@ -186,9 +185,8 @@ class Chunks:
       for piece in range(first, end, _DOCUMENTS_AT_ONCE):
         blocks = -(-min(end - piece, _DOCUMENTS_AT_ONCE) // self._block)
         _, sizes_1K = self.tokens.document_sizes(np.array([piece]), blocks * self._block)
-        before[block : block + blocks] = self._examples(
-          sizes_1K.reshape(blocks, self._block), piece, end
-        )
+        sizes_NK = sizes_1K.reshape(blocks, self._block)
+        before[block : block + blocks] = self._count_examples(sizes_NK, piece, end)
         block += blocks
 
     with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
@@ -196,8 +194,14 @@ class Chunks:
         pass
     return {"before": np.cumsum(before, out=before)}
 
-  def _examples(self, sizes_NK: np.ndarray, first: int, end: int) -> np.ndarray:
-    """Count the examples of blocks, int64 [N], from the tokens of documents `first` to `end`."""
+  def _count_examples(self, sizes_NK: np.ndarray, first: int, end: int) -> np.ndarray:
+    """Count the examples of each block, int64 [N].
+
+    Args:
+      sizes_NK: the stored sizes of the K documents of N blocks.
+      first: the first document of the first block.
+      end: the end of the documents of the shard.
+    """
     return self._count(sizes_NK).sum(axis=1)
 
   def _read(self, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -206,14 +210,14 @@ class Chunks:
 
 
 class OtherDocuments:
-  """Stretches of documents other than the given ones.
+  """Reads stretches of documents other than those of the examples.
 
   Args:
     tokens: the store.
     text_length: tokens of a stretch that become text.
 
   Attributes:
-    search: tokens before the drawn one in which to look for the beginning of a sentence.
+    search: tokens before the drawn one, in which a caller looks for the beginning of a sentence.
     length: maximum tokens per stretch, `text_length + search`.
   """
 
@@ -242,7 +246,7 @@ class OtherDocuments:
       (stretch int32 [B, length], its size, the drawn token's position in it, 1 if it begins its
       document), the last three int32 [B].
     """
-    other_BC = _below(self.tokens.num_documents - 1, bits_BN[:, :-1])
+    other_BC = _draw_below(self.tokens.num_documents - 1, bits_BN[:, :-1])
     if self.tokens.num_documents > 1:
       other_BC += other_BC >= document_B[:, None]
     begins, ends = self.tokens.document_spans(other_BC[:, 0])
@@ -255,7 +259,7 @@ class OtherDocuments:
       begins[short_b[is_longer_b]] = begin_b[is_longer_b]
       ends[short_b[is_longer_b]] = end_b[is_longer_b]
     ends -= self._eos
-    drawn = begins + _below(np.maximum(ends - begins, 1), bits_BN[:, -1])
+    drawn = begins + _draw_below(np.maximum(ends - begins, 1), bits_BN[:, -1])
     firsts = np.maximum(begins, drawn - self.search)
     sizes = np.clip(ends - firsts, 0, self.length)
     stretch_BL = self.tokens.read_padded(TOKENS, firsts, sizes, self.length)
@@ -264,10 +268,10 @@ class OtherDocuments:
     return stretch_BL, sizes.astype(np.int32), position_B, is_whole_B
 
 
-def _call(
+def _run_on_host(
   function: Callable, lengths: tuple[int | None, ...], *arguments: tf.Tensor
 ) -> tuple[tf.Tensor, ...]:
-  """Run `function` on the host; outputs are int32 [B, length], or [B] where the length is None."""
+  """Run a numpy function; its outputs are int32 [B, length], or [B] where the length is None."""
   batch = arguments[0].shape[0]
   dtypes = [tf.int32] * len(lengths)
   outputs = tf.numpy_function(function, arguments, dtypes, stateful=False)
@@ -278,10 +282,10 @@ def _call(
   return tuple(shaped)
 
 
-def _below(n: int | np.ndarray, bits_B: np.ndarray) -> np.ndarray:
-  """Return floor(n * bits / 2^32) without overflow, uniform in 0..n-1.
+def _draw_below(n: int | np.ndarray, bits_B: np.ndarray) -> np.ndarray:
+  """Map 32-bit words, uint64 of any shape, to integers 0..n-1, int64.
 
-  32-bit words as uint64, of any shape -> int64.
+  The result is floor(n * bits / 2^32), computed without overflow.
   """
   n = np.asarray(n, np.uint64)
   low = bits_B * (n & np.uint64(2**32 - 1)) >> np.uint64(32)

@@ -1,7 +1,7 @@
 """Features of examples: names, shapes and dtypes, without TensorFlow, a corpus or a store.
 
-Each task's file declares its features in `features(vocabulary, **arguments)`, so that plans compile
-without data. The functions below describe layouts that several tasks share.
+A task declares its features in `TaskArguments.features`, so that a plan compiles without data. The
+functions below describe layouts that several tasks share.
 """
 
 import dataclasses
@@ -29,7 +29,10 @@ BatchFunction = Callable[["tf.Tensor", "tf.Tensor", int], dict[str, "tf.Tensor"]
 
 
 def load_vocabulary(store: str) -> vocabularies.Vocabulary:
-  """Return the vocabulary of a store, or bytes where there is none to read."""
+  """Return the vocabulary of a store, or bytes if it cannot be read, as before the store exists.
+
+  The store `builtin` is encoded as bytes.
+  """
   try:
     return vocabularies.load("bytes" if store == "builtin" else f"{store}/train/vocabulary")
   except UserError:
@@ -41,7 +44,7 @@ def encoder_decoder(
 ) -> Features:
   """Describe an unpacked encoder-decoder example.
 
-  Segments mark padding where the vocabulary has no id for it.
+  With a vocabulary that has no padding id, the encoder's segment ids mark padding.
   """
   targets = Feature((targets_length,), "int32")
   features = {
@@ -56,7 +59,7 @@ def encoder_decoder(
 
 
 def decoder(length: int, *extra_names: str) -> Features:
-  """Describe a decoder's row of `length` tokens, with further features of int32."""
+  """Describe a decoder's row of `length` tokens, with further int32 features `decoder_<name>`."""
   names = ("input_tokens", "target_tokens", *extra_names)
   features = {f"decoder_{name}": Feature((length,), "int32") for name in names}
   features["decoder_loss_weights"] = Feature((length,), "float32")
@@ -64,15 +67,19 @@ def decoder(length: int, *extra_names: str) -> Features:
 
 
 def encoder(length: int, *extra_names: str) -> Features:
-  """Describe an encoder's row of `length` tokens, with further features of int32."""
+  """Describe an encoder's row of `length` tokens, with further int32 features `encoder_<name>`."""
   names = ("input_tokens", "token_types", *extra_names)
   return {f"encoder_{name}": Feature((length,), "int32") for name in names}
 
 
 def labelled_rows(length: int, architecture: str, rows: int | None) -> Features:
-  """Describe the rows of labelled texts.
+  """Describe an example of labelled texts: one row of tokens, or several, each [rows, length].
 
-  Without `rows`, an encoder has a single row and no axis for it.
+  Args:
+    length: tokens per row.
+    architecture: `encoder`; everything else is a decoder.
+    rows: rows per example, such as one for each option of a question. None is one row, to which
+      an encoder's features have no axis; a decoder's have it always.
   """
   if architecture == "encoder":
     row = encoder(length)

@@ -22,8 +22,9 @@ from t5x_like.quiet_tensorflow import tf
 
 EVAL_SEED = 0
 _PREFETCH = 2  # finished batches that wait in memory, besides the batches in progress
-# One call makes several small batches, to share its overhead: up to this many numbers and steps.
-_MAX_NUMBERS_PER_CALL = 2**20
+# One call makes several small batches, to share its overhead: at most this many values of features,
+# and this many steps.
+_MAX_VALUES_PER_CALL = 2**20
 _MAX_STEPS_PER_CALL = 64
 
 
@@ -89,7 +90,7 @@ def eval_batches(
   batch_size: int,
   rows: Sequence[int] | None = None,
   max_examples: int | None = None,
-  only: Sequence[int] | None = None,
+  indices: Sequence[int] | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
   """Return every example once, in index order; the noise is the same in every evaluation.
 
@@ -98,7 +99,7 @@ def eval_batches(
     batch_size: rows of the global batch.
     rows: this host's rows of the global batch, ascending; None for all.
     max_examples: the number of examples to use, from the first; None for all.
-    only: the indices of the examples to use, int64 in any order; None for all.
+    indices: the examples to use, in any order; None for all.
 
   Returns:
     An iterator over ceil(examples / batch_size) batches, the same number on every host. A batch
@@ -112,7 +113,7 @@ def eval_batches(
   rows = check_rows(batch_size, rows)
   if max_examples is not None and max_examples < 1:
     raise UserError(f"max_examples: found {max_examples}, expected at least 1, or None for all")
-  num_examples = task.num_examples if only is None else len(only)
+  num_examples = task.num_examples if indices is None else len(indices)
   if max_examples is not None:
     num_examples = min(num_examples, max_examples)
   batch = task.eval_batch or task.batch
@@ -120,8 +121,8 @@ def eval_batches(
   def make_batches(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
     index_B = _example_indices(step_S, batch_size, rows)
     real_B = index_B < num_examples
-    if only is not None:
-      index_B = tf.gather(tf.constant(only, tf.int64), tf.where(real_B, index_B, 0))
+    if indices is not None:
+      index_B = tf.gather(tf.constant(indices, tf.int64), tf.where(real_B, index_B, 0))
     features = batch(tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED)
     features = _zero_padding(task.set_shapes(features), real_B)
     features["example_index"] = tf.cast(tf.where(real_B, index_B, -1), tf.int32)
@@ -181,8 +182,8 @@ def _iterate(
   # One worker per call, so that operations have no overhead of splitting.
   options.threading.max_intra_op_parallelism = 1
   batch_size = len(rows)
-  numbers = batch_size * sum(math.prod(feature.shape) for feature in task.features.values())
-  steps_per_call = max(1, min(_MAX_NUMBERS_PER_CALL // numbers, _MAX_STEPS_PER_CALL))
+  values_per_step = batch_size * sum(math.prod(feature.shape) for feature in task.features.values())
+  steps_per_call = max(1, min(_MAX_VALUES_PER_CALL // values_per_step, _MAX_STEPS_PER_CALL))
 
   def build_pipeline(steps: tf.data.Dataset) -> tf.data.Dataset:
     calls = steps.batch(steps_per_call)

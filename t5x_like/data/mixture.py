@@ -106,8 +106,8 @@ def counts_per_period(rates: Mapping[str, float], period: int) -> list[int]:
   for name, share, count in zip(rates, shares, counts, strict=True):
     if not count:
       raise UserError(
-        f"rate of {name}: {share / period:.3g} of a period of {period} is no example: "
-        f"set period to at least {int(period / share) + 1}, or a larger rate"
+        f"rate of {name}: found {share:.3g} examples in a period of {period}, expected at least "
+        f"one; set period to at least {int(period / share) + 1}, or a larger rate"
       )
   return counts
 
@@ -345,9 +345,9 @@ def _common_features(parts: dict[str, Task]) -> dict[str, Feature]:
     differing_names = sorted(set(part.features) ^ set(first.features))
     if differing_names:
       raise UserError(
-        f"mixture: parts {first_label} and {label} do not have the same features "
-        f"({', '.join(differing_names)} in only one of them): mix tasks for one architecture, with "
-        "the same options of packing"
+        f"mixture: found {', '.join(differing_names)} in only one of the parts {first_label} and "
+        f"{label}, expected equal features; mix tasks for one architecture, with the same options "
+        "of packing"
       )
     if part.vocabulary.fingerprint != first.vocabulary.fingerprint:
       raise UserError(

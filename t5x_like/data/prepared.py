@@ -5,10 +5,10 @@
     <cache>/.<name>-<split>-<key>.progress/     their records
     <cache>/.<name>-<split>-<key>.lock          held by the preparing process
 
-A task prepares its store when it first needs it, under a key of all that it depends on (the
-source's files and sizes, the modification times of local ones, the arguments of the task), and
-every later run opens it. A killed preparation continues from its finished shards. Other processes
-wait during preparation. The manifest counts unusable records by reason.
+A task prepares its store when it first needs it. The store's name has a hash of all that it depends
+on: the names and sizes of the source's files, the modification times of local ones, and the
+arguments of the task. Every later run opens it. A killed preparation continues from its finished
+shards. Other processes wait during preparation. The manifest counts unusable records by reason.
 """
 
 import contextlib
@@ -126,7 +126,7 @@ class PreparedStore(StoreKind):
 
 
 def open_source_fields(name: str, fields: tuple[str, ...], data_dir: str | None) -> Source:
-  """Open a source of records with these fields, given in any order and number."""
+  """Open a source of records with these fields; a repeated field counts once."""
   return open_source(name, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
 
 
@@ -156,7 +156,7 @@ def open_store(records: PreparedStore, engine: Engine, verify: Verify) -> Store:
   for key, expected in (("source", records.content), ("facts", records.store_facts)):
     actual = getattr(store.manifest, key)
     if json.dumps(actual, sort_keys=True) != json.dumps(expected, sort_keys=True):
-      raise UserError(f"{path / manifests.FILE}: {key}: not as the task needs it; {remedy}")
+      raise UserError(f"{path / manifests.FILE}: {key}: found another than the task's; {remedy}")
   return store
 
 

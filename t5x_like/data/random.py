@@ -96,10 +96,10 @@ def shuffle(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.
   return permute(index_B, row_keys(seed, epoch_B), size)
 
 
-def permute(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool = False) -> tf.Tensor:
+def permute(index_B: tf.Tensor, key_B: tf.Tensor, size: int, inverse: bool = False) -> tf.Tensor:
   """Map an index by the permutation of range(size) that the key selects, or by its inverse.
 
-  int64 [B], uint64 [B] -> int64 [B]. `back` selects the inverse.
+  int64 [B], uint64 [B] -> int64 [B]. `inverse` selects the inverse.
 
   Sizes up to 256 sort keyed words; larger ones use a Feistel network whose halves are digits of
   mixed radix (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), with cycle
@@ -126,11 +126,13 @@ def permute(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool = False)
   # A corpus of another size has another order.
   key_B = _absorb(key_B, tf.constant(size, tf.uint64))
   if size <= _MAX_SORTED_SIZE:
-    return _permute_by_sorting(index_B, key_B, size, back)
-  return _permute_by_cipher(index_B, key_B, size, back)
+    return _permute_by_sorting(index_B, key_B, size, inverse)
+  return _permute_by_cipher(index_B, key_B, size, inverse)
 
 
-def _permute_by_sorting(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
+def _permute_by_sorting(
+  index_B: tf.Tensor, key_B: tf.Tensor, size: int, inverse: bool
+) -> tf.Tensor:
   """Return the position of the `index`-th largest among the first `size` words of the key's stream.
 
   Words are compared as signed numbers.
@@ -140,24 +142,24 @@ def _permute_by_sorting(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: b
   words_UN = tf.bitcast(_mix(key_U[:, None] + counters_N), tf.int64)
   # Among equal words the lower position comes first.
   order_UN = tf.math.top_k(words_UN, k=size).indices
-  if back:
+  if inverse:
     order_UN = tf.argsort(order_UN)
   location_B2 = tf.stack([tf.cast(order_number_B, tf.int64), index_B], axis=1)
   return tf.cast(tf.gather_nd(order_UN, location_B2), tf.int64)
 
 
-def _permute_by_cipher(index_B: tf.Tensor, key_B: tf.Tensor, size: int, back: bool) -> tf.Tensor:
+def _permute_by_cipher(index_B: tf.Tensor, key_B: tf.Tensor, size: int, inverse: bool) -> tf.Tensor:
   """Apply the Feistel network with cycle walking."""
   radices = _radices(size)
   high, low = radices
-  position_B = _feistel(tf.cast(index_B, tf.uint64), key_B, radices, back)
+  position_B = _feistel(tf.cast(index_B, tf.uint64), key_B, radices, inverse)
   if high * low > size:
     end = tf.constant(size, tf.uint64)
 
     def walk(position_B: tf.Tensor) -> tuple[tf.Tensor]:
       outside = tf.where(position_B >= end)
       moved = _feistel(
-        tf.gather_nd(position_B, outside), tf.gather_nd(key_B, outside), radices, back
+        tf.gather_nd(position_B, outside), tf.gather_nd(key_B, outside), radices, inverse
       )
       return (tf.tensor_scatter_nd_update(position_B, outside, moved),)
 
@@ -178,9 +180,9 @@ def _radices(size: int) -> tuple[int, int]:
 
 
 def _feistel(
-  value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int], back: bool
+  value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int], inverse: bool
 ) -> tf.Tensor:
-  """Permute range(high * low) by the key, or permute it back: uint64 [B], uint64 [B] -> uint64 [B].
+  """Permute range(high * low) by the key, or invert that: uint64 [B], uint64 [B] -> uint64 [B].
 
   With value = left * low + right, each round adds to one digit a random function of the other: word
   number `other` of the SplitMix64 stream that starts at the round's key.
@@ -193,7 +195,7 @@ def _feistel(
   gamma = tf.constant(GOLDEN_GAMMA, tf.uint64)
   round_key_RB = tf.unstack(key_B + tf.constant(_ROUND_CONSTANTS, tf.uint64)[:, None])
   rounds = list(enumerate(round_key_RB))
-  if back:
+  if inverse:
     rounds.reverse()
   for number, round_key_B in rounds:
     changed = number % 2
@@ -203,7 +205,7 @@ def _feistel(
     upper_B = tf.bitwise.right_shift(word_B, half)
     added_B = tf.bitwise.right_shift(upper_B * radix[changed], half)
     # Modulo the radix: an unsigned difference wraps where it is negative.
-    if back:
+    if inverse:
       moved_B = digits[changed] - added_B
       digits[changed] = tf.minimum(moved_B, moved_B + radix[changed])
     else:

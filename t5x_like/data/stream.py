@@ -1,4 +1,10 @@
-"""A stream: the endless sequence of a corpus's examples, and how far it has been drawn."""
+"""A stream: the endless sequence of a corpus's examples, epoch after epoch, and its next one.
+
+The examples are numbered by *position*, from 0 in epoch 0. A phase of a run takes *draws* from the
+stream, numbered from 0 in each phase. Usually draw n is at position `next + n`. A mixture can end a
+phase with some positions skipped (`consumption.py`); the first draws of the next phase are then at
+those.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +19,14 @@ from t5x_like.quiet_tensorflow import tf
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
-  """A stream from some point on: draw 0 is its next example.
+  """A stream from some point on.
 
   Attributes:
     seed: the seed of its epochs' permutations and of the task's random draws for an example.
     size: distinct examples in an epoch.
-    next: the first position from which on nothing has been drawn.
-    passed: skipped positions before `next`, int64 ascending; they are drawn first.
+    next: the position after the last one drawn.
+    skipped: the positions before `next` that were not drawn, int64 ascending; draw 0 is at the
+      first of them.
     repeats: consecutive copies of each example per epoch; the task sees the copies as different
       epochs.
   """
@@ -27,15 +34,16 @@ class Stream:
   seed: int
   size: int
   next: int = 0
-  passed: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+  skipped: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
   repeats: int = 1
 
   def locate(self, draw_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return (example, epoch) of each draw, both int64 [B]."""
-    position_B = draw_B + (self.next - self.passed.size)
-    if self.passed.size:
-      early_B = tf.gather(self.passed, tf.minimum(draw_B, self.passed.size - 1))
-      position_B = tf.where(draw_B < self.passed.size, early_B, position_B)
+    num_skipped = self.skipped.size
+    position_B = draw_B + (self.next - num_skipped)
+    if num_skipped:
+      skipped_B = tf.gather(self.skipped, tf.minimum(draw_B, num_skipped - 1))
+      position_B = tf.where(draw_B < num_skipped, skipped_B, position_B)
     copy_B = position_B % self.repeats
     position_B = position_B // self.repeats
     epoch_B = position_B // self.size
@@ -44,30 +52,31 @@ class Stream:
     return example_B, epoch_B * self.repeats + copy_B
 
   def advance(self, num_draws: int, later_draws: np.ndarray | None = None) -> Stream:
-    """Return the stream after some draws.
+    """Return the stream after the draws 0 to `num_draws` - 1 and some later ones.
 
     Args:
-      num_draws: the draws 0..num_draws-1 are made.
-      later_draws: further draws that are made, int64 [N] ascending.
+      num_draws: the number of draws without a gap.
+      later_draws: further draws, int64 [N] ascending.
     """
     if later_draws is None:
       later_draws = np.zeros(0, np.int64)
-    num_passed = self.passed.size
+    num_skipped = self.skipped.size
     last_end = int(later_draws[-1]) + 1 if later_draws.size else 0
-    end = max(num_draws, num_passed, last_end)
-    skipped = np.setdiff1d(np.arange(num_draws, end), later_draws)
-    passed = np.where(
-      skipped < num_passed,
-      np.append(self.passed, 0)[np.minimum(skipped, num_passed)],
-      skipped + self.next - num_passed,
+    end = max(num_draws, num_skipped, last_end)
+    left_draws = np.setdiff1d(np.arange(num_draws, end), later_draws)
+    still_skipped = self.skipped[left_draws[left_draws < num_skipped]]
+    newly_skipped = left_draws[left_draws >= num_skipped] + self.next - num_skipped
+    return dataclasses.replace(
+      self,
+      next=self.next + end - num_skipped,
+      skipped=np.concatenate([still_skipped, newly_skipped]),
     )
-    return dataclasses.replace(self, next=self.next + end - num_passed, passed=passed)
 
 
 def part_seed(seed: int, label: str) -> int:
   """Derive a part's seed from a mixture's seed and the part's label.
 
-  So parts over one corpus draw independently.
+  Two parts over the same corpus thus draw independently.
   """
   digest = hashlib.sha256(f"{seed}/{label}".encode()).digest()
   return int.from_bytes(digest[:8], "little")

@@ -28,7 +28,7 @@ from t5x_like.vocabularies import Vocabulary
 
 # Imported only by recipes that name no store of their own.
 _PREPARERS = "t5x_like.corpora"
-# Arguments of tasks that name data to open, with the word that stands for data made here.
+# Arguments of tasks that name data to open, each with a value that names none and is always valid.
 _LOCATIONS = {"store": "builtin", "vocabulary": "bytes", "cache": "", "data_dir": "", "folder": ""}
 
 
@@ -248,17 +248,17 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
     arguments["shared"] = shared
     user_preprocessors = None
   arguments, corpus = config.split_corpus(where, arguments, arguments_class)
-  filled: dict[str, Any] = {"split": split}
+  supplied: dict[str, Any] = {"split": split}
   if corpus:
     corpus = dataclasses.replace(corpus, cache=corpus.cache or cache_directory())
     prepare = slots.find(where, "corpus", _PREPARERS, "prepare_split")
-    filled["store"] = functools.partial(prepare, corpus)
+    supplied["store"] = functools.partial(prepare, corpus)
   elif arguments.get("store") == "builtin" and "store" in slots.argument_names(arguments_class):
-    filled["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepare_split")
+    supplied["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepare_split")
   file_names.check_name(f"{where}: its split", split, "choose another split")
-  arguments = slots.fill(where, arguments, arguments_class, supplied=tuple(filled))
+  arguments = slots.fill(where, arguments, arguments_class, supplied=tuple(supplied))
   try:
-    task = arguments_class(**filled, **arguments).build()
+    task = arguments_class(**supplied, **arguments).build()
   except UserError as error:
     raise _with_slot(error, where, arguments_class) from error
   file_names.check_name(

@@ -186,9 +186,9 @@ def lock_workdir(workdir) -> Lock | Lease:
   Raises:
     UserError: another process has it, or the directory cannot be written.
   """
-  doing = "is training in it ({}); wait for it or stop it, or use another --workdir"
+  activity = "is training in it ({}); wait for it or stop it, or use another --workdir"
   try:
-    return exclusive.hold_directory(as_path(workdir), "lock", doing, lease="lease")
+    return exclusive.hold_directory(as_path(workdir), "lock", activity, lease_name="lease")
   except (FileExistsError, NotADirectoryError) as error:
     raise UserError(f"{workdir}: Not a directory; use another --workdir") from error
   except OSError as error:

@@ -109,7 +109,7 @@ def test_store_without_a_document_of_the_minimum_length_is_refused(tmp_path):
   store = stores.write(tmp_path / "train", [np.full(1, 5)] * 100)
   with refuses("found no document of 2 tokens or more"):
     Chunks(store, 16, min_tokens=2)
-  with refuses("100 tokens are no example"):
+  with refuses("found 100 tokens, expected at least one chunk"):
     Chunks(store, 101)
 
 

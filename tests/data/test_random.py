@@ -113,7 +113,7 @@ def test_small_sizes_are_permuted_as_defined(first):
     if size % 64 == 0:
       places = tf.constant(actual)
       keys = random.row_keys(seed, tf.fill(size, np.int64(epoch)))
-      assert random.permute(places, keys, size, back=True).numpy().tolist() == list(range(size))
+      assert random.permute(places, keys, size, inverse=True).numpy().tolist() == list(range(size))
     for index in {0, size // 3, size - 1}:
       assert actual[index] == example_at(index, epoch, seed, size), (size, index)
 
@@ -137,10 +137,10 @@ def test_shuffle_equals_the_definition_and_can_be_inverted(size):
     expected = [example_at(*pair, seed, size) for pair in zip(index.tolist(), epoch.tolist())]
     assert actual == expected
     assert [index_of(*pair, seed, size) for pair in zip(actual, epoch.tolist())] == index.tolist()
-    back = random.permute(
-      tf.constant(actual), random.row_keys(seed, tf.constant(epoch)), size, back=True
+    inverted = random.permute(
+      tf.constant(actual), random.row_keys(seed, tf.constant(epoch)), size, inverse=True
     )
-    assert back.numpy().tolist() == index.tolist()
+    assert inverted.numpy().tolist() == index.tolist()
 
 
 def test_domain_of_the_network_is_little_larger_than_the_size():

@@ -29,7 +29,7 @@ class Augmentation(Generic[Image]):
   """A random change of an image; call it with the image and the random numbers drawn for it.
 
   Attributes:
-    numbers: how many random numbers it takes.
+    numbers: the number of random numbers that it takes.
     apply: (image, float32 [numbers] in [0, 1)) -> image. An image is float32 [Y, X, C], 0 to 255,
       of any size; in `contrib/detection` it also has boxes.
     box: computes the crop of an augmentation that begins with one: (height and width int32 [2],

@@ -7,7 +7,7 @@ import math
 from t5x_like.quiet_tensorflow import tf
 
 TRIES = 10
-NUMBERS = 2 * TRIES + 2
+NUMBERS = 2 * TRIES + 2  # random numbers: an area and a ratio for each try, and the position
 
 
 def draw_box(

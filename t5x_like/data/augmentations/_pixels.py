@@ -7,7 +7,7 @@ import numpy as np
 from t5x_like.quiet_tensorflow import tf
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2
-# The smoothing kernel less the pixel itself.
+# Pillow's smoothing kernel has 5 in the middle; less the pixel itself, that is 5 - 13.
 _SHARPNESS = np.array([[1, 1, 1], [1, 5 - 13, 1], [1, 1, 1]], np.float32) / 13
 
 
@@ -115,9 +115,12 @@ def _equalization_table(counts_CL: tf.Tensor) -> tf.Tensor:
 
 
 def affine(image: tf.Tensor, matrix: list, fill: float = 128.0) -> tf.Tensor:
-  """Take the pixel at (x, y) from (a x + b y + c, d x + e y + f) of the image.
+  """Apply an affine map: the pixel at (x, y) comes from (a x + b y + c, d x + e y + f).
 
-  Both positions are relative to the middle; `matrix` is [a, b, c, d, e, f].
+  Args:
+    image: float32 [Y, X, C].
+    matrix: [a, b, c, d, e, f]; both positions are relative to the middle of the image.
+    fill: the value of pixels that come from outside the image.
   """
   a, b, c, d, e, f = matrix
   shape = tf.shape(image)

@@ -19,9 +19,9 @@ def resize_and_crop(
 ) -> tf.Tensor:
   """Resize an image to `resized`, and return `size` pixels from `start` on: float32 [*size, C].
 
-  Each axis is resized as the rows of an image one pixel wide, whose channels are all values of a
-  row: the operation's loop over channels is fast, its loop over columns is not. The result is the
-  same.
+  Each axis is resized as the rows of an image that is one pixel wide and has all values of a row as
+  its channels. The operation's loop over channels is fast, its loop over columns is not, and the
+  result is the same.
   """
   for axis in (0, 1):
     shape = tf.shape(image_YXC)

@@ -1,9 +1,9 @@
 """RandAugment: some of fifteen random changes, at one magnitude with noise.
 
 Cubuk et al. 2020, arXiv:1909.13719. The rule is timm's `rand-m9-mstd0.5-inc1`, which DeiT, Swin,
-MAE, MViT and ConvNeXt name: changes grow with the magnitude, each is left out half of the time, and
-each has a magnitude of its own. Rotations, shears and translations are bilinear here, bicubic in
-the runs of these authors.
+MAE, MViT and ConvNeXt use: changes grow with the magnitude, each is left out half of the time, and
+the magnitude is drawn for each change. Rotations, shears and translations are bilinear here and
+bicubic in these authors' runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Magnitude = Annotated[float, Condition("a number from 0 to 10", lambda x: 0 <= x
 def draw_changes(
   u: tf.Tensor, magnitude: float, deviation: float, probability: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Draw changes.
+  """Draw which changes are made, their magnitudes and their directions.
 
   Args:
     u: float32 [..., NUMBERS] in [0, 1).
@@ -41,10 +41,10 @@ def draw_changes(
     (int32 [...], the number of the change in `NAMES`, or -1 for none; float32 [...], the magnitude;
     float32 [...], 1 or -1).
   """
-  which = tf.where(u[..., 1] < probability, tf.cast(u[..., 0] * len(NAMES), tf.int32), -1)
+  number = tf.where(u[..., 1] < probability, tf.cast(u[..., 0] * len(NAMES), tf.int32), -1)
   noise = tf.math.ndtri(tf.clip_by_value(u[..., 2], 1e-7, 1 - 1e-7))
   level = tf.clip_by_value(magnitude + deviation * noise, 0.0, _MAX_MAGNITUDE)
-  return which, level, tf.where(u[..., 3] < 0.5, -1.0, 1.0)
+  return number, level, tf.where(u[..., 3] < 0.5, -1.0, 1.0)
 
 
 def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[float, ...]) -> list:
@@ -54,7 +54,7 @@ def changes(image: tf.Tensor, level: tf.Tensor, sign: tf.Tensor, fill: tuple[flo
     image: float32 [Y, X, C] in 0 to 255.
     level: the magnitude, 0 to 10.
     sign: 1 or -1.
-    fill: the colour that affine maps see outside of the image, one number per channel, in 0 to 255.
+    fill: the colour outside of the image, for affine maps: a number per channel, in 0 to 255.
   """
   size = level / _MAX_MAGNITUDE
   shape = tf.cast(tf.shape(image), tf.float32)
@@ -111,13 +111,12 @@ def make(
 
   def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
     channels = image_YXC.shape[-1]
-    for number in range(ops):
-      which, level, sign = draw_changes(
-        u_N[NUMBERS * number : NUMBERS * (number + 1)], magnitude, deviation, probability
-      )
+    for op in range(ops):
+      u_n = u_N[NUMBERS * op : NUMBERS * (op + 1)]
+      number, level, sign = draw_changes(u_n, magnitude, deviation, probability)
       branches = [lambda image=image_YXC: image]  # no change
       branches += changes(image_YXC, level, sign, fill)
-      image_YXC = tf.ensure_shape(tf.switch_case(which + 1, branches), [None, None, channels])
+      image_YXC = tf.ensure_shape(tf.switch_case(number + 1, branches), [None, None, channels])
     return image_YXC
 
   return Augmentation(NUMBERS * ops, apply)

@@ -11,9 +11,9 @@ from t5x_like.vocabularies import Vocabulary
 
 
 def make_notes(vocabulary: Vocabulary, caption_field: str) -> ImageNotes:
-  """Return a store's notes of captions.
+  """Return the notes by which a store of images keeps their captions.
 
-  The arrays are `tokens`, int32, the ids of all captions of an image, and `captions`, int32, their
+  Its arrays are `tokens`, int32, the ids of all captions of an image, and `captions`, int32, their
   lengths.
 
   Args:
@@ -94,14 +94,14 @@ class Captions:
     lengths_C, self.number_N = store.notes["captions"]
     self.first_N = np.cumsum(self.number_N) - self.number_N
     self._start_C = np.cumsum(lengths_C, dtype=np.int64) - lengths_C
-    self._lead = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
+    self._opening_ids = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
     self._eos = vocabulary.eos_id
     self._length = length
     self._pad = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
-    room = length - len(self._lead) - 1
+    room = length - len(self._opening_ids) - 1
     if room < 1:
       raise UserError(
-        f"config.task.length: found {length}, expected at least {len(self._lead) + 2}"
+        f"config.task.length: found {length}, expected at least {len(self._opening_ids) + 2}"
       )
     self._lengths_C = np.minimum(lengths_C, room)
     self.cut = int((lengths_C > room).sum())
@@ -113,19 +113,22 @@ class Captions:
     """Return the rows of captions, int32 [B, length]."""
     length_B = self._lengths_C[caption_B]
     start_B = self._start_C[caption_B]
-    positions = np.arange(self._length - len(self._lead) - 1)
+    num_opening = len(self._opening_ids)
+    positions = np.arange(self._length - num_opening - 1)
     valid_BT = positions < length_B[:, None]
     tokens_BT = self._tokens[np.where(valid_BT, start_B[:, None] + positions, 0)]
     rows_BT = np.full((len(caption_B), self._length), self._pad, np.int32)
-    rows_BT[:, : len(self._lead)] = self._lead
-    rows_BT[:, len(self._lead) : -1] = np.where(valid_BT, tokens_BT, self._pad)
-    rows_BT[np.arange(len(caption_B)), len(self._lead) + length_B] = self._eos
+    rows_BT[:, :num_opening] = self._opening_ids
+    rows_BT[:, num_opening:-1] = np.where(valid_BT, tokens_BT, self._pad)
+    rows_BT[np.arange(len(caption_B)), num_opening + length_B] = self._eos
     return rows_BT
 
   def rows_of_images(self, index_B: np.ndarray, share_B: np.ndarray) -> np.ndarray:
     """Return the row of one caption per image, int32 [B, length].
 
-    It is the caption at this share, in [0, 1), of the image's captions.
+    Args:
+      index_B: the images.
+      share_B: selects a caption of each image, in [0, 1): 0 is the first, 0.5 the middle one.
     """
     within_B = np.floor(share_B * self.number_N[index_B]).astype(np.int64)
     return self.rows(self.first_N[index_B] + within_B)

@@ -6,13 +6,13 @@ from t5x_like.corpora.image_files import UnusableImage, read_image, to_8_bits, t
 from t5x_like.corpora.sources import Skip
 from t5x_like.quiet_tensorflow import tf
 
-# The modes in which files of a format stay as they are. MPO is a JPEG followed by further pictures.
+# The modes in which files of a format are kept. MPO is a JPEG followed by further pictures.
 _KEPT_MODES = {"JPEG": ("L", "RGB"), "MPO": ("L", "RGB"), "PNG": ("L", "RGB")}
 _JPEG_QUALITY = 95
 
 
 def check_image(data: bytes, size_2: tuple[int, int] | None = None) -> tuple[bytes, str] | Skip:
-  """Return the bytes that the store keeps of an image file.
+  """Check an image file and return the bytes that a store keeps of it.
 
   Grey and RGB images in JPEG or PNG stay as they are; others that Pillow reads (CMYK, palettes,
   transparency, 16 bits, WebP, TIFF, …) become an 8-bit grey or RGB PNG. Images with an EXIF
@@ -23,7 +23,7 @@ def check_image(data: bytes, size_2: tuple[int, int] | None = None) -> tuple[byt
     size_2: the image's height and width as annotations name them, see `image_files.turn_upright`.
 
   Returns:
-    (bytes, their change in words or ""), or why the image cannot be used.
+    (bytes, a description of their change or ""), or a `Skip` if the image cannot be used.
   """
 
   def convert(image) -> tuple[bytes, str]:

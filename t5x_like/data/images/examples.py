@@ -170,8 +170,8 @@ class _ImageExamples:
     N = self._num_images
     partner_B = find_partners(index_B, epoch_B // self._repeats, seed, N)
     other_B = tf.where(self._mixing.is_mixed(u_BN), partner_B, index_B)
-    # Most images are in two mixtures, but each is read and augmented once. An image in an epoch is
-    # identified by the number epoch * N + index; U of these are distinct.
+    # Most images are in two mixtures, but each is read and augmented once. The number epoch * N +
+    # index identifies an image in an epoch. U of these numbers are distinct.
     image_ids_2B = tf.tile(epoch_B, [2]) * N + tf.concat([index_B, other_B], 0)
     image_id_U, row_2B = tf.unique(image_ids_2B)
     index_U = image_id_U % N
@@ -255,7 +255,7 @@ class ImageArguments(SourceArguments):
       "squeezed_cut" changes it and cuts out the middle.
     method: the interpolation by which images are fitted.
     mean: the mean for normalising pixels from 0 to 1, one number or one per channel.
-    std: the standard deviation for it, one number or one per channel.
+    std: the standard deviation for normalising pixels, one number or one per channel.
     image_field: the field of the encoded image in the records.
   """
 

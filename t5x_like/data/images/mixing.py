@@ -1,9 +1,9 @@
-"""Mixup and CutMix: an image and its label, mixed with another's.
+"""Mixup and CutMix: mix an image and its label with another image and its label.
 
-The other image is the neighbour in the epoch's order, augmented as it is in its own row: positions
-0 and 1 are mixed with each other, 2 and 3, and so on. So a row depends on its own index alone, on
-any host, and its partner is in the same batch, if batches hold whole pairs, and is decoded once for
-both.
+The other image is the neighbour in the epoch's order: positions 0 and 1 are mixed with each other,
+2 and 3, and so on. It is augmented in the same way as in its own row. A row therefore depends on
+its own index alone, on any host. If batches hold whole pairs, the other image is in the same batch,
+and is decoded once for both rows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from t5x_like.data.augmentations import Share, crop_to_box
 from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import NonNegativeFloat
 
-NUM_DRAWS = 5
-_TABLE = 4096
+NUM_DRAWS = 5  # random numbers of a row
+_TABLE_SIZE = 4096  # steps of the table of a quantile function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Mixing:
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Replace a box around a random middle, cut off at the border, with the other image's pixels.
 
-    The share is the rest of the image.
+    The share of the first image is the area outside the box.
     """
     size_2 = tf.shape(image_YXC)[:2]
     sides_2 = tf.cast(size_2, tf.float32)
@@ -102,18 +102,19 @@ def find_partners(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) 
   its own neighbour.
   """
   key_B = random.row_keys(seed, epoch_B)
-  position_B = random.permute(index_B, key_B, size, back=True)
+  position_B = random.permute(index_B, key_B, size, inverse=True)
   other_B = tf.bitwise.bitwise_xor(position_B, tf.constant(1, tf.int64))
   other_B = tf.where(other_B < size, other_B, tf.maximum(position_B - 1, 0))
   return random.permute(other_B, key_B, size)
 
 
 def _beta(alpha: float, u: tf.Tensor) -> tf.Tensor:
-  """Draw from Beta(alpha, alpha) by its quantile function."""
+  """Draw from Beta(alpha, alpha) by its quantile function, interpolated; an alpha of 0 gives 1."""
   if not alpha:
     return tf.ones_like(u)
-  table = tf.constant(special.betaincinv(alpha, alpha, np.linspace(0, 1, _TABLE + 1)), tf.float32)
-  position = tf.cast(u * _TABLE, tf.int32)
+  quantiles = special.betaincinv(alpha, alpha, np.linspace(0, 1, _TABLE_SIZE + 1))
+  table = tf.constant(quantiles, tf.float32)
+  position = tf.cast(u * _TABLE_SIZE, tf.int32)
   low = tf.gather(table, position)
   high = tf.gather(table, position + 1)
-  return low + (u * _TABLE - tf.cast(position, tf.float32)) * (high - low)
+  return low + (u * _TABLE_SIZE - tf.cast(position, tf.float32)) * (high - low)

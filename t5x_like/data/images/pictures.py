@@ -11,7 +11,7 @@ MEAN = (0.5,)
 STD = (0.5,)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# See `fit` and `method` of `data/images/examples.py`.
+# `ImageArguments` of `data/images/examples.py` explains these values.
 Fit = Literal["cut", "padded", "squeezed", "squeezed_cut"]
 Method = Literal["bicubic", "bilinear", "lanczos", "nearest"]
 
@@ -31,8 +31,14 @@ def fit_to_resolution(
 ) -> np.ndarray:
   """Fit an image to a height and width, see `ImageArguments.fit`: float32 [*sides_2, C].
 
-  `mean` fills the positions that the image leaves. Equal to `fit_to_resolution` of
-  `data/images/examples.py`, which uses TensorFlow.
+  The result is equal to that of `fit_to_resolution` in `data/images/examples.py`, which uses
+  TensorFlow.
+
+  Args:
+    image_YXC: the image, 0 to 255.
+    sides_2: the height and width.
+    crop, fit, method: see `ImageArguments`.
+    mean: the colour, from 0 to 1, around an image that is smaller than the sides.
   """
   shape = np.array(image_YXC.shape[:2])
   size = _resized_shape(shape, sides_2, crop, fit)

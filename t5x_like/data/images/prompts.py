@@ -17,13 +17,13 @@ def encode_rows(texts: Sequence[str], vocabulary: Vocabulary, length: int) -> np
   Raises:
     UserError: rows have no room for text.
   """
-  lead = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
-  room = length - len(lead) - 1
+  opening_ids = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
+  room = length - len(opening_ids) - 1
   if room < 1:
-    raise UserError(f"config.task.length: found {length}, expected at least {len(lead) + 2}")
+    raise UserError(f"config.task.length: found {length}, expected at least {len(opening_ids) + 2}")
   pad = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
   rows = np.full((len(texts), length), pad, np.int32)
   for row, ids in zip(rows, vocabulary.encode_batch(texts)):
-    row_ids = [*lead, *ids[:room], vocabulary.eos_id]
+    row_ids = [*opening_ids, *ids[:room], vocabulary.eos_id]
     row[: len(row_ids)] = row_ids
   return rows

@@ -35,7 +35,7 @@ from t5x_like.files.paths import as_path, is_remote
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store, Verify
 
-_CHARACTERS = 2**11  # the count for one image, so that a batch has 256
+_CHARACTERS = 2**11  # what one image counts as, so that a batch has 256 (`job.BATCH_CHARACTERS`)
 _IMAGE = "image"
 _LABEL = "label"
 
@@ -315,6 +315,7 @@ def _path(name: str, field: str, where: str, folder: str, directories: tuple[str
 
 
 def _check(data: bytes | Skip, record: Record | Skip) -> tuple[bytes, str] | Skip:
+  """Check the image of a record; see `check_image`."""
   if isinstance(data, Skip):
     return data
   return check_image(data, record.get(ANNOTATED_SIZE))
@@ -330,7 +331,8 @@ def _bytes(
   if isinstance(image, str):
     path = _path(image, field, where, folder, directories)
     try:
-      if kind := irregular_kind(path):
+      kind = irregular_kind(path)
+      if kind:
         return Skip(f"{kind} instead of an image")
       with as_path(path).open("rb") as file:
         return file.read()

@@ -31,7 +31,7 @@ _TASK = "classification"
 _KEYS = ("text", "label_field", "labels")
 # One record in N is held out, by the first N that gives a validation split of some size.
 _HELD_OUT_PERIODS = (10, 5, 3, 2)
-_MIN_VALIDATION_SHARE = 0.05  # of the rows of train
+_MIN_VALIDATION_SHARE = 0.05  # the smallest split for validation, as a share of train
 _MAX_SHOWN = 5  # labels or rows in a message
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 
@@ -111,9 +111,8 @@ class _Table:
   """
 
   def __init__(self, task: Mapping[str, Any]):
-    self._task = slots.defaults(slots.find("config.task.name", _TASK, tasks, "Arguments")) | dict(
-      task
-    )
+    arguments_class = slots.find("config.task.name", _TASK, tasks, "Arguments")
+    self._task = slots.defaults(arguments_class) | dict(task)
     self._task["label_field"] = str(self._task["label_field"])  # a number, where there is no header
     path = self._task.get("source")
     if path is None:
@@ -143,12 +142,11 @@ class _Table:
     """Return the columns that the task names, if it names all."""
     if OPEN in (self._task["text"], self._task["label_field"]):
       return ()
-    texts = [Template(self._task[key], key) for key in ("text", "pair") if self._task.get(key)]
-    return tuple(
-      dict.fromkeys(
-        [*(field for text in texts for field in text.fields), self._task["label_field"]]
-      )
-    )
+    return _columns_in_use(self._templates(), self._task["label_field"])
+
+  def _templates(self) -> list[Template]:
+    """Return the templates of the text and, if there is one, its pair."""
+    return [Template(self._task[key], key) for key in ("text", "pair") if self._task.get(key)]
 
   def _find_columns(self, source) -> None:
     """Fill in the columns of texts and labels, by their names where the task leaves them open."""
@@ -178,12 +176,10 @@ class _Table:
       raise UserError(
         f"{self._source}: found the columns {names}, {', and '.join(problems)}{advice}"
       )
-    self._label = self._task["label_field"] = label
-    texts = [Template(self._task[key], key) for key in ("text", "pair") if self._task.get(key)]
-    self._texts = texts
-    self._fields = tuple(
-      dict.fromkeys([*(field for text in texts for field in text.fields), label])
-    )
+    self._label = label
+    self._task["label_field"] = label
+    self._texts = self._templates()
+    self._fields = _columns_in_use(self._texts, label)
 
   def _open(self, source: str):
     return sources.open_source(source, fields=self._fields, data_dir=self._data_dir)
@@ -230,7 +226,8 @@ class _Table:
     labels = self._task["labels"]
     if labels == OPEN:
       labels = None if _are_measures(in_train) else _sort_labels(in_train)
-      problems += _spelling_problems(labels, counts[TRAIN] + counts[VALIDATION]) if labels else []
+      if labels:
+        problems += _spelling_problems(labels, counts[TRAIN] + counts[VALIDATION])
     elif labels is not None:
       labels = [str(label) for label in labels]
       problems += _unknown_problems(first_locations[TRAIN], labels, "config.task.labels")
@@ -247,10 +244,11 @@ class _Table:
         first_locations[VALIDATION], [*labels, UNLABELLED], "the labels of train"
       )
     problems = list(dict.fromkeys(problems))  # one file may hold both splits
-    if problems:
+    if len(problems) > 1:
       numbered = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
-      many = f"{len(problems)} problems: " if len(problems) > 1 else ""
-      raise UserError(f"{self._source}: {many}{numbered if many else problems[0]}")
+      raise UserError(f"{self._source}: {len(problems)} problems: {numbered}")
+    if problems:
+      raise UserError(f"{self._source}: {problems[0]}")
     examples = collections.Counter({split: counter.total() for split, counter in counts.items()})
     return _Scan(labels, examples, skipped)
 
@@ -303,6 +301,12 @@ class _Table:
     return arguments
 
 
+def _columns_in_use(templates: list[Template], label: str) -> tuple[str, ...]:
+  """Return the columns that templates read, and the label's, each once."""
+  fields = [field for template in templates for field in template.fields]
+  return tuple(dict.fromkeys([*fields, label]))
+
+
 def _columns(source) -> list[str]:
   """Return the columns of the first row of train."""
   for _, record in source.records(TRAIN):
@@ -320,6 +324,7 @@ def _are_measures(labels: list[str]) -> bool:
 
 
 def _number(label: str) -> float | None:
+  """Return the finite number that a label spells, or None."""
   try:
     value = float(label)
   except ValueError:
@@ -328,6 +333,7 @@ def _number(label: str) -> float | None:
 
 
 def _sort_labels(labels: list[str]) -> list[str]:
+  """Sort labels by value if all are whole numbers, and otherwise as text."""
   if all(_WHOLE_NUMBER.fullmatch(label) for label in labels):
     return sorted(labels, key=lambda label: (int(label), label))
   return sorted(labels)
@@ -371,6 +377,7 @@ def _unknown_problems(
 
 
 def _number_problems(first_locations: Mapping[str, Mapping[str, str]]) -> list[str]:
+  """Describe labels that are no numbers, for a regression, by split."""
   problems = []
   for labels in first_locations.values():
     problems_of_split = []

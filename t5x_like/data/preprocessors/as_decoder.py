@@ -7,8 +7,8 @@ with the padding at the end. Worked example, the inputs [5, 999, 8, 1] and the t
     decoder_input_tokens      1 5 999 8 1 999 6 7 0 0
     decoder_target_tokens     5 999 8 1 999 6 7 1 0 0
     decoder_segment_ids       1 1 1 1 1 1 1 1 0 0
-    decoder_loss_weights      1 1 1 1 1 1 1 1 0 0    `causal`: the language model, learns all of it
-                              0 0 0 0 1 1 1 1 0 0    `prefix`: the prefix LM, whose inputs are given
+    decoder_loss_weights      1 1 1 1 1 1 1 1 0 0    `causal`: a language model, which learns both
+                              0 0 0 0 1 1 1 1 0 0    `prefix`: a prefix LM, which learns the targets
     decoder_causal_attention  1 1 1 1 1 0 0 0 0 0    `prefix` only
 """
 

@@ -35,15 +35,13 @@ def permute_sentences(tokens_BW: tf.Tensor, sentences: Sentences, key_B: tf.Tens
   The text before the first and after the last boundary counts as a sentence.
   """
   W = tokens_BW.shape[1]
-  which_BW = tf.pad(
-    tf.cumsum(tf.cast(sentences.starts(tokens_BW), tf.int32), axis=1), [[0, 0], [1, 0]]
-  )
-  score_BW = tf.gather(
-    tf.bitwise.right_shift(random.bits(key_B, W), tf.constant(1, tf.uint32)), which_BW, batch_dims=1
-  )
+  starts_BT = tf.cast(sentences.starts(tokens_BW), tf.int32)
+  sentence_BW = tf.pad(tf.cumsum(starts_BT, axis=1), [[0, 0], [1, 0]])  # the number of each token's
+  random_BW = tf.bitwise.right_shift(random.bits(key_B, W), tf.constant(1, tf.uint32))
+  score_BW = tf.gather(random_BW, sentence_BW, batch_dims=1)
   # Sort once by (the sentence's random word, sentence, position), so equal random words do not mix
   # two sentences.
-  order_BW = tf.cast(score_BW, tf.int64) * W + tf.cast(which_BW, tf.int64)
+  order_BW = tf.cast(score_BW, tf.int64) * W + tf.cast(sentence_BW, tf.int64)
   order_BW = tf.sort(order_BW * W + tf.range(W, dtype=tf.int64), axis=1)
   return tf.gather(tokens_BW, tf.cast(order_BW % W, tf.int32), batch_dims=1)
 

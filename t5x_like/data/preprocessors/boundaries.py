@@ -23,17 +23,17 @@ SPECIAL = 8  # a special id
 INSIDE = 9  # the rest of a letter that began in an id before
 OPEN = 10  # a letter that continues in the next id
 # Ends of ids, which decide whether the next id begins a word:
-SPACED = 0  # a letter that needs a space after it
-UNSPACED = 1  # a letter that does not
+SPACED = 0  # a letter of a script that separates words by spaces, or anything else
+UNSPACED = 1  # a letter of a script that does not
 AFTER_WORD = 2  # a space after a word
 # Ends of ids, which decide whether the next id begins a sentence:
 NO_END = 0
 END = 1
 STRONG_END = 2
-KEEP = 3  # as the id before: marks, closing quotes and brackets, and a part of a letter
+KEEP = 3  # the kind of the id before: marks, closing quotes and brackets, and a part of a letter
 COMPLETING = 4  # the last part of a letter
 
-_MAX_BYTES = 4  # of a letter in UTF-8
+_MAX_BYTES = 4  # the longest letter in UTF-8
 _LOG2_REACH = 3  # up to 2 ** _LOG2_REACH ids before an id are inspected
 
 
@@ -68,10 +68,10 @@ class Boundaries:
     self._count[i] = min(len(data), _MAX_BYTES)
     self._head[i] = int.from_bytes(data[:_MAX_BYTES].ljust(_MAX_BYTES, b"\0"), "big")
     self._tail[i] = int.from_bytes(data[-_MAX_BYTES:], "big")
-    own_letters = data.lstrip(segmentation.CONTINUATION)
-    begins_inside = len(own_letters) < len(data)
-    num_unfinished = segmentation.count_unfinished(own_letters)
-    text = own_letters[: len(own_letters) - num_unfinished].decode(errors="replace")
+    new_letters = data.lstrip(segmentation.CONTINUATION)
+    begins_inside = len(new_letters) < len(data)
+    num_unfinished = segmentation.count_unfinished(new_letters)
+    text = new_letters[: len(new_letters) - num_unfinished].decode(errors="replace")
     if begins_inside:
       self._first[i] = INSIDE
     elif text:
@@ -99,13 +99,14 @@ class Boundaries:
     ends_BL = tf.gather(tf.constant(self._ends), tokens_BL)
     ends_BL = _resolve_kept(self._resolve_completing(ends_BL, tokens_BL, _END_OF_KIND))
     before_BL = _shift(ends_BL, 1, NO_END)
-    follows = [INSIDE, Kind.EXTENDING, Kind.CLOSING, Kind.TERMINATOR, Kind.STRONG_TERMINATOR]
-    continues_BL = _is_one_of(first_BL, follows)
+    continuing = [INSIDE, Kind.EXTENDING, Kind.CLOSING, Kind.TERMINATOR, Kind.STRONG_TERMINATOR]
+    continues_BL = _is_one_of(first_BL, continuing)
     begins_BL = (before_BL == STRONG_END) & ~continues_BL
     begins_BL |= (before_BL == END) & self._word_starts(tokens_BL, first_BL)
     return begins_BL & (first_BL != SPECIAL)
 
   def _word_starts(self, tokens_BL: tf.Tensor, first_BL: tf.Tensor) -> tf.Tensor:
+    """Mark the tokens that begin a word, from the kinds of their first characters."""
     last_BL = tf.gather(tf.constant(self._last), tokens_BL)
     last_BL = _resolve_kept(self._resolve_completing(last_BL, tokens_BL, _LAST_OF_KIND))
     before_BL = _shift(last_BL, 1, SPACED)

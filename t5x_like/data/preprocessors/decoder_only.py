@@ -34,8 +34,8 @@ def decoder_only(
     start_id: the first input of every row or, with documents, of every document.
     documents_BT: int32 [B, T], the document of each token, from 1; attention stays inside each
       document.
-    prefix_B: int32 [B], 1..T-1, the number of given targets; attention among their inputs is
-      bidirectional.
+    prefix_B: int32 [B], 1..T-1, the number of targets in the prefix; attention among their inputs
+      is bidirectional.
 
   Returns:
     `decoder_input_tokens`, `decoder_target_tokens` int32 [B, T] and `decoder_loss_weights` float32
@@ -49,12 +49,11 @@ def decoder_only(
     "decoder_loss_weights": tf.ones_like(targets_BT, tf.float32),
   }
   if documents_BT is not None:
-    first_BT = tf.concat(
-      [tf.ones_like(documents_BT[:, :1], tf.bool), documents_BT[:, 1:] != documents_BT[:, :-1]], 1
-    )
-    features["decoder_input_tokens"] = tf.where(first_BT, start_id, inputs_BT)
+    is_new_BT = documents_BT[:, 1:] != documents_BT[:, :-1]
+    is_first_BT = tf.pad(is_new_BT, [[0, 0], [1, 0]], constant_values=True)
+    features["decoder_input_tokens"] = tf.where(is_first_BT, start_id, inputs_BT)
     features["decoder_segment_ids"] = documents_BT
-    features["decoder_positions"] = _positions(first_BT)
+    features["decoder_positions"] = _positions(is_first_BT)
   if prefix_B is not None:
     position_T = tf.range(tf.shape(targets_BT)[1])
     features["decoder_loss_weights"] = tf.cast(position_T >= prefix_B[:, None], tf.float32)
@@ -62,13 +61,14 @@ def decoder_only(
   return features
 
 
-def _positions(first_BT: tf.Tensor) -> tf.Tensor:
-  """Return each position's distance from the last true at or before it.
+def _positions(is_first_BT: tf.Tensor) -> tf.Tensor:
+  """Return each token's position in its document, int32 [B, T].
 
-  bool [B, T], true at 0 -> int32 [B, T].
+  Args:
+    is_first_BT: bool [B, T], whether a document begins at a token; true at the first of each row.
   """
-  start_N = tf.cast(tf.where(first_BT)[:, 1], tf.int32)
-  which_BT = tf.reshape(
-    tf.cumsum(tf.cast(tf.reshape(first_BT, [-1]), tf.int32)) - 1, tf.shape(first_BT)
-  )
-  return tf.range(tf.shape(first_BT)[1]) - tf.gather(start_N, which_BT)
+  start_N = tf.cast(tf.where(is_first_BT)[:, 1], tf.int32)
+  # The number of the document of each position, over all rows.
+  document = tf.cumsum(tf.cast(tf.reshape(is_first_BT, [-1]), tf.int32)) - 1
+  document_BT = tf.reshape(document, tf.shape(is_first_BT))
+  return tf.range(tf.shape(is_first_BT)[1]) - tf.gather(start_N, document_BT)

@@ -1,7 +1,7 @@
-"""Fill-in-the-middle: rearranged documents teach a decoder to infill.
+"""Fill-in-the-middle: rearranged documents, from which a decoder learns to infill.
 
-Bavarian et al. 2022, section 3. A document is cut at two random positions into prefix, middle and
-suffix, and written in one of two orders:
+The method is that of Bavarian et al. 2022, section 3. A document is cut at two random positions
+into prefix, middle and suffix, and written in one of two orders:
 
     PSM   <PRE> prefix <SUF> suffix <MID> middle <EOS>
     SPM   <PRE> <SUF> suffix <MID> prefix middle <EOS>
@@ -29,14 +29,14 @@ from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
 
 ROOM = 6  # three sentinels, an EOS, and one more token per cut
-# The pieces for prefix, suffix and middle of StarCoder; of CodeGemma and Qwen; of Code Llama.
+# The pieces for prefix, suffix and middle of StarCoder, of CodeGemma and Qwen, and of Code Llama.
 KNOWN_PIECES = (
   ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
   ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
   ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
   ("<PRE>", "<SUF>", "<MID>"),
 )
-_WORDS = 4  # random words per document
+_DRAWS = 4  # random numbers per document
 
 
 def sentinels(vocabulary: Vocabulary, pieces: Sequence[str] = ()) -> tuple[int, int, int]:
@@ -131,8 +131,8 @@ class FillInTheMiddle:
     documents_BT = np.zeros_like(tokens_BT)
     for row, (tokens_W, begins_W) in enumerate(zip(tokens_BW, begins_BW, strict=True)):
       documents = np.split(tokens_W, np.flatnonzero(begins_W[1:]) + 1)
-      words = bins.random_words(int(key_B[row]), np.arange(_WORDS * len(documents)))
-      draws = (words.reshape(-1, _WORDS) / 2.0**64).tolist()
+      words = bins.random_words(int(key_B[row]), np.arange(_DRAWS * len(documents)))
+      draws = (words.reshape(-1, _DRAWS) / 2.0**64).tolist()
       parts = [self._rearrange(ids_N, *u_4) for ids_N, u_4 in zip(documents, draws, strict=True)]
       numbers = np.repeat(np.arange(1, len(parts) + 1), [len(part) for part in parts])
       tokens = np.concatenate(parts)[: self._length]

@@ -3,7 +3,7 @@
 from t5x_like.data.preprocessors.span_corruption import noise_counts
 
 MODE_TOKENS = {"r": "[NLU]", "s": "[S2S]", "x": "[NLG]"}  # mode tokens of UL2
-QUARTER = None  # the mean span of S, the noise of the whole window
+QUARTER = None  # the mean span of S: all noise of the window, a quarter of it
 DENOISERS = {  # label -> (mean span, noise density)
   "r_3": (3.0, 0.15),
   "r_8": (8.0, 0.15),

@@ -174,12 +174,9 @@ class Masking:
     They are distinct because their low bits are the items' numbers.
     """
     number_bits = max(1, (self.length - 1).bit_length())
-    bits_BL = tf.cast(
-      tf.bitwise.right_shift(random.bits(key_B, self.length), tf.constant(1, tf.uint32)), tf.int32
-    )
-    return (
-      tf.bitwise.left_shift(tf.bitwise.right_shift(bits_BL, number_bits), number_bits) + number_BL
-    )
+    bits_BL = tf.bitwise.right_shift(random.bits(key_B, self.length), tf.constant(1, tf.uint32))
+    high_BL = tf.bitwise.right_shift(tf.cast(bits_BL, tf.int32), number_bits)
+    return tf.bitwise.left_shift(high_BL, number_bits) + number_BL
 
   def _word_starts(self, tokens_BL, maskable_BL, budget_B):
     """Mark the tokens that begin a word, and the special tokens.
@@ -198,9 +195,8 @@ class Masking:
     """Choose whole words in a random order, each if it still fits the budget."""
     word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1) - 1
     size_BW = scatter(word_BL, tf.cast(maskable_BL, tf.int32), self.length)
-    order_BW = tf.argsort(
-      self._scores(key_B, tf.range(self.length)[None]), axis=1, direction="DESCENDING"
-    )
+    score_BW = self._scores(key_B, tf.range(self.length)[None])
+    order_BW = tf.argsort(score_BW, axis=1, direction="DESCENDING")
     sorted_BW = tf.gather(size_BW, order_BW, batch_dims=1)
 
     def has_progress(chosen_BW, budget_left_B, progress):
@@ -263,9 +259,8 @@ class Masking:
     paddings = [[0, 0], [0, MAX_SPAN_WORDS]]
     word_start_BW = tf.sort(tf.pad(word_start_BW, paddings, constant_values=L), axis=1)
     start_word_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
-    length_BT = draw_lengths(
-      random.bits(random.row_keys(4, key_B), tries), LENGTH_SHARES[self.mode]
-    )
+    length_bits_BT = random.bits(random.row_keys(4, key_B), tries)
+    length_BT = draw_lengths(length_bits_BT, LENGTH_SHARES[self.mode])
     gap = 1 if self.mode == "spans" else 0  # positions between two spans
 
     def pick(values_BN: tf.Tensor, index_B: tf.Tensor) -> tf.Tensor:

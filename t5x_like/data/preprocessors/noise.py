@@ -128,8 +128,8 @@ def replace_with_masks(
   if random_fraction:
     # One random word decides both: conditioned on being below the fraction, it is uniform there.
     share_BW = tf.cast(bits_BW, tf.float64) / (2.0**32 * random_fraction)
-    which_BW = tf.cast(tf.minimum(share_BW, 1.0) * len(ordinary_ids), tf.int32)
-    drawn_BW = tf.gather(ordinary_ids, tf.minimum(which_BW, len(ordinary_ids) - 1))
+    index_BW = tf.cast(tf.minimum(share_BW, 1.0) * len(ordinary_ids), tf.int32)
+    drawn_BW = tf.gather(ordinary_ids, tf.minimum(index_BW, len(ordinary_ids) - 1))
     replacement_BW = tf.where(share_BW < 1.0, drawn_BW, replacement_BW)
   return tf.where(noise_BW, replacement_BW, tokens_BW)
 

@@ -38,7 +38,7 @@ def single_segment(
     a_BT: int32 [B, T]; A is the first `size` tokens of each row.
     size_B: int32 [B], at most `length - 2`.
     length: length of the result.
-    pad_id: padding.
+    cls_id, sep_id, pad_id: ids of [CLS], [SEP] and padding.
 
   Returns:
     `tokens`, `types` and `segments`, int32 [B, length].
@@ -100,6 +100,7 @@ def take_tokens(x_BT: tf.Tensor, start_B: tf.Tensor, length: int) -> tf.Tensor:
 
 
 def _gather(x_BT: tf.Tensor, position_BL: tf.Tensor) -> tf.Tensor:
+  """Return the tokens at positions of each row; positions outside take the nearest token."""
   T = tf.shape(x_BT)[1]
   flat = tf.clip_by_value(position_BL, 0, T - 1) + tf.range(tf.shape(x_BT)[0])[:, None] * T
   return tf.gather(tf.reshape(x_BT, [-1]), flat)
@@ -116,8 +117,10 @@ def insert_separators(
   """Insert a separator between consecutive documents of a text.
 
   Args:
-    window_BR: int32 [B, R]; the text is tokens start to end of each row.
+    window_BR: int32 [B, R], the tokens.
+    start_B, end_B: int32 [B]; the text is tokens `start` to `end` - 1 of each row.
     first_BR: bool [B, R], where documents begin.
+    sep_id: the id of the separator.
     length: length of the result; longer text is truncated.
 
   Returns:

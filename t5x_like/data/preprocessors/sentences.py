@@ -1,6 +1,6 @@
-"""Sentence boundaries in a stream of tokens, by a rule on stored ids.
+"""Sentence boundaries in a stream of tokens, by a rule on the ids, so that no store has them.
 
-So a store needs no second index. The rule is the one of `segmentation` on the text of the ids: a
+The rule is the one of `segmentation` on the text of the ids: a
 sentence ends with `.`, `!`, `?` or an ellipsis, possibly followed by closing quotes and brackets,
 if the next token begins a word (so not inside `3.14`), and with any other terminator (`。`, `！`,
 `؟`, `।`, ...), even if its bytes are several ids. The beginning of a document also begins a

@@ -198,9 +198,8 @@ class SpanCorruption:
     shift_B = random.integers(word_B, self.window)
     source_BW = (tf.range(self.window) + shift_B[:, None]) % self.window
     source_BW += tf.range(tf.shape(shift_B)[0])[:, None] * self.window
-    return tf.reshape(
-      tf.gather(tf.reshape(noise_BW, [-1]), tf.reshape(source_BW, [-1])), [-1, self.window]
-    )
+    rolled = tf.gather(tf.reshape(noise_BW, [-1]), tf.reshape(source_BW, [-1]))
+    return tf.reshape(rolled, [-1, self.window])
 
   def __call__(self, window_BW: tf.Tensor, key_B: tf.Tensor) -> dict[str, tf.Tensor]:
     """Corrupt windows.
@@ -258,14 +257,12 @@ class SpanCorruption:
       source += start
     batch = tf.shape(window_BW)[0]
     offset_B1 = tf.range(batch)[:, None]
-    tokens = tf.gather(
-      tf.reshape(window_BW, [-1]), tf.reshape(source + offset_B1 * self.window, [-1])
-    )
+    flat_source = tf.reshape(source + offset_B1 * self.window, [-1])
+    tokens = tf.gather(tf.reshape(window_BW, [-1]), flat_source)
     ids_N = tf.constant(self.sentinels[: self.noise_spans], tf.int32)
     positions = tf.reshape(sentinels + offset_B1 * length, [-1, 1])
     tokens = tf.tensor_scatter_nd_update(tokens, positions, tf.tile(ids_N, [batch]))
     tail = tf.constant([self.eos_id] + [self.pad_id] * (padded - length - 1), tf.int32)
     tail = tf.tile(tail[None], [batch, 1])
-    return tf.ensure_shape(
-      tf.concat([tf.reshape(tokens, [-1, length]), tail], axis=1), [None, padded]
-    )
+    row = tf.concat([tf.reshape(tokens, [-1, length]), tail], axis=1)
+    return tf.ensure_shape(row, [None, padded])

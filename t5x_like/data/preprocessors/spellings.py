@@ -2,7 +2,7 @@
 
 from t5x_like.vocabularies import Vocabulary
 
-# Stands for ids without text of their own, because no span crosses the end of a line.
+# The text of ids that stand for none. No span crosses the end of a line.
 _NO_TEXT = "\n"
 
 

@@ -1,8 +1,8 @@
 """Preprocessors of users: functions named `module:function` in `task.preprocessors`.
 
-They are applied to the task's features, in order. The name of its first parameter selects a
-function's input: `example`, the features of one example, or `batch`, the features of several, each
-with a leading batch axis. The function returns all features with unchanged names, shapes and
+They are applied to the task's features, in order. The name of a function's first parameter selects
+its input: `example`, the features of one example, or `batch`, the features of several, each with a
+leading batch axis. The function returns all features with unchanged names, shapes and
 dtypes. A parameter `seed` receives a seed for `tf.random.stateless_…` that depends on the run's
 seed, the epoch and the example: int32 [2], or [B, 2] with a batch. Other parameters are arguments:
 `{"name": "module:function", "rate": 0.1}`. The function runs inside `tf.data`, so it uses

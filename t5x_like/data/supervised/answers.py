@@ -56,9 +56,9 @@ class Contexts:
   def locate(self, text: str, answer: str, begin: int, where: str) -> tuple[int, int]:
     """Return the first and the last token of an answer in a context.
 
-    Some positions in SQuAD are of the answer's letters within another word: the "20" of "2015" for
-    "set 20 years after". If tokens cannot spell the answer there, its nearest occurrence as whole
-    words is used, if there is one.
+    Some positions in SQuAD are those of the same letters within another word, such as the "20" of
+    "2015" for the answer "20" in "set 20 years after". If the tokens there do not begin and end
+    with the answer, the nearest occurrence of the answer as whole words is used, if there is one.
 
     Args:
       text: the context.
@@ -75,8 +75,8 @@ class Contexts:
     text_at_position = text[begin:end] if begin >= 0 else ""
     if not answer or text_at_position != answer:
       raise UserError(
-        f"{where}: found {text_at_position!r} at place {begin} of the context, expected the answer "
-        f"{answer!r}"
+        f"{where}: found {text_at_position!r} at position {begin} of the context, expected the "
+        f"answer {answer!r}"
       )
     context = self(text)
     first, last = _covering_tokens(context, begin, end)
@@ -90,37 +90,38 @@ class Contexts:
 
 
 def _distance(text: str, answer: str, position: int, begin: int) -> tuple[bool, int]:
-  """Return the order of an occurrence of an answer: the same capitals first, then the nearest."""
+  """Return the sort key of an occurrence: the same capitals come first, then the nearest."""
   return text[position : position + len(answer)] != answer, abs(position - begin)
 
 
 def _covering_tokens(context: Context, begin: int, end: int) -> tuple[int, int]:
   """Return the first and the last token of the characters from `begin` to `end`."""
-  # Words are used where the vocabulary drops all of the characters.
+  # If the vocabulary drops all of the characters, the tokens of their word are returned.
   for parts_n2 in (context.spans, context.words):
     first = int((parts_n2[:, 1] <= begin).sum())
     last = int((parts_n2[:, 0] < end).sum()) - 1
     if first <= last:
       return first, last
-  first = min(first, len(context.tokens) - 1)  # a word without tokens: the next one
+  first = min(first, len(context.tokens) - 1)  # a word without tokens: take the next word
   return first, first
 
 
 def _splits_word(text: str, begin: int, end: int) -> bool:
   """Return whether a part of a text begins or ends within a word."""
-  return any(
-    text[position - 1 : position].isalnum() and text[position : position + 1].isalnum()
-    for position in (begin, end)
-  )
+  for position in (begin, end):
+    if text[position - 1 : position].isalnum() and text[position : position + 1].isalnum():
+      return True
+  return False
 
 
 def _whole_word_positions(text: str, answer: str) -> list[int]:
   """Return the positions where an answer stands as whole words, in capitals or not."""
-  matches = re.finditer(f"(?={re.escape(answer)})", text, re.IGNORECASE)
-  positions = [match.start() for match in matches]
-  return [
-    position for position in positions if not _splits_word(text, position, position + len(answer))
-  ]
+  positions = []
+  for match in re.finditer(f"(?={re.escape(answer)})", text, re.IGNORECASE):
+    position = match.start()
+    if not _splits_word(text, position, position + len(answer)):
+      positions.append(position)
+  return positions
 
 
 def parse_answers(answers: Any, where: str) -> list[tuple[str, int]]:

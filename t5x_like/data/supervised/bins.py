@@ -3,9 +3,9 @@
 There are two methods; the plan with fewer rows is used. Both place all examples of equal lengths,
 a *group*, together, so their cost depends on the number of groups rather than of examples.
 
-- **Best-fit decreasing** (one stream, and two where patterns do badly): the longest examples first,
-  each into the row where it leaves the least room. A whole group is placed at once, into all rows
-  of equal room.
+- **Best-fit decreasing** (for one stream, and for two if patterns need more rows): the longest
+  examples come first, each goes into the row where it leaves the least room. A whole group is
+  placed at once, into all rows of equal room.
 - **Patterns** (two streams). Best fit leaves rows that are full in one stream but not in the other:
   up to 16% more rows for SST-2, 1% to 3% for translation. Here one row, a pattern, is composed at a
   time and repeated as often as half of the examples of its scarcest group allow. Most of it is a
@@ -60,8 +60,8 @@ class _Groups:
   Attributes:
     lengths_GD: int64, the lengths of each group, rounded up where there would be too many groups.
     count_G, group_N: int64, the size of each group, and the group of each example.
-    cost_D: the cost of a token of each stream, as a fraction of a row: a stream with room to spare
-      is cheap.
+    cost_D: the cost of a token of each stream, as a fraction of a row; a token costs less in a
+      stream that needs fewer rows.
   """
 
   lengths_GD: np.ndarray
@@ -285,14 +285,14 @@ class _RemainingGroups:
   count_G: np.ndarray
   size_G: np.ndarray
 
-  def select(self, which_G: np.ndarray) -> "_RemainingGroups":
-    """Return copies of some groups, by numbers or a mask."""
+  def select(self, selection: np.ndarray) -> "_RemainingGroups":
+    """Return copies of some groups, by their positions or a mask."""
     return _RemainingGroups(
-      self.group_G[which_G],
-      self.x_G[which_G],
-      self.y_G[which_G],
-      self.count_G[which_G],
-      self.size_G[which_G],
+      self.group_G[selection],
+      self.x_G[selection],
+      self.y_G[selection],
+      self.count_G[selection],
+      self.size_G[selection],
     )
 
 
@@ -389,14 +389,15 @@ def _pair(x_G: np.ndarray, y_G: np.ndarray, count_G: np.ndarray, x: int, y: int)
   pair = [single]
   second_n = np.searchsorted(key_G, x_n * (y + 1) + y_n, side="right") - 1
   while True:
-    is_hopeful_n = second_n >= 0
-    is_hopeful_n[is_hopeful_n] = x_n[is_hopeful_n] - x_G[second_n[is_hopeful_n]] <= best[0]
-    if not is_hopeful_n.any():
+    # The first examples whose pairs may still leave less than the best one.
+    is_open_n = second_n >= 0
+    is_open_n[is_open_n] = x_n[is_open_n] - x_G[second_n[is_open_n]] <= best[0]
+    if not is_open_n.any():
       return pair
-    first_n = first_n[is_hopeful_n]
-    second_n = second_n[is_hopeful_n]
-    x_n = x_n[is_hopeful_n]
-    y_n = y_n[is_hopeful_n]
+    first_n = first_n[is_open_n]
+    second_n = second_n[is_open_n]
+    x_n = x_n[is_open_n]
+    y_n = y_n[is_open_n]
     is_low_n = y_G[second_n] <= y_n
     fits = np.flatnonzero(is_low_n & ((first_n != second_n) | (count_G[first_n] > 1)))
     if fits.size:
@@ -406,8 +407,8 @@ def _pair(x_G: np.ndarray, y_G: np.ndarray, count_G: np.ndarray, x: int, y: int)
       if (room_x[tightest], room_y[tightest]) < best:
         best = (room_x[tightest], room_y[tightest])
         pair = [first_n[fits[tightest]], second_n[fits[tightest]]]
-    # If the second is too long in y, try the next that fits; if one example is left, the next
-    # shorter group.
+    # If the second is too long in y, try the next one that is shorter in x and fits in y. If the
+    # pair is one group with a single example left, try the next shorter group.
     shorter_n = np.searchsorted(key_G, x_G[second_n] * (y + 1) + y_n, side="right") - 1
     second_n = np.where(is_low_n, second_n - 1, shorter_n)
     second_n[fits] = -1

@@ -41,7 +41,7 @@ class ChatTemplate:
     pieces: the spellings of the template's special pieces; `EOS` stands for the vocabulary's end.
     content_prefix: text before every content, encoded together with it: a space for tokenizers
       whose words usually include the space before them.
-    stripped: whether white space around contents is dropped.
+    stripped: whether white space around contents is removed.
 
   Raises:
     UserError: `turns` lacks the user or the assistant, or `end_of_turn` is not one of `pieces`
@@ -145,6 +145,8 @@ def render_messages(template: ChatTemplate, messages: Sequence["Message"], eos: 
   """Return the text of a conversation up to the beginning of its next answer.
 
   Args:
+    template: the template.
+    messages: the messages of the conversation.
     eos: the spelling of the vocabulary's end of text, which replaces `EOS`.
   """
   text = ""
@@ -195,7 +197,7 @@ class Chat:
 
   @property
   def end(self) -> int:
-    """Return the id that ends an answer."""
+    """The id that ends an answer."""
     return self._pieces[self._template.end_of_turn]
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
@@ -257,10 +259,10 @@ class Chat:
 
   @property
   def facts(self) -> dict[str, Any]:
-    """What enters a store's fingerprint besides the template and the vocabulary, as JSON.
+    """The part of a store's fingerprint besides the template and the vocabulary, as JSON.
 
     Older versions repeated the start token in templates whose turns begin with it. This entry
-    keeps their stores from being taken for current ones.
+    distinguishes their stores from current ones.
     """
     for before, _ in self._template.turns.values():
       if self._encode_template(before)[:1] == [self._start]:
@@ -288,6 +290,7 @@ class Chat:
     return ids + self._encode_template(self._template.turns[ASSISTANT][0])
 
   def _encode_content(self, message: Message) -> list[int]:
+    """Return the ids of a message's content, with the template's prefix."""
     content = message.content.strip() if self._template.stripped else message.content
     return list(self._vocabulary.encode(self._template.content_prefix + content))
 
@@ -315,13 +318,14 @@ def read_messages(record: Record, field: str, where: str) -> list[Message]:
       f"{where}: found {kind} in field {field!r}, "
       "expected an array of messages, each an object with 'role' and 'content'"
     )
-  return [
-    _parse_message(message, f"{where}: message {number} of {field!r}")
-    for number, message in enumerate(messages)
-  ]
+  parsed = []
+  for number, message in enumerate(messages):
+    parsed.append(_parse_message(message, f"{where}: message {number} of {field!r}"))
+  return parsed
 
 
 def _parse_message(message: Any, where: str) -> Message:
+  """Return a message; raise UserError if it lacks a text or calls a tool."""
   if not isinstance(message, dict):
     raise UserError(
       f"{where}: found {json_type_name(message)}, expected an object with 'role' and 'content'"

@@ -1,9 +1,9 @@
 """Examples of token streams and labels, prepared once from the records of a source.
 
-Supervised tasks read them. A store (see `data/prepared.py`) whose items are examples. Token streams
-are arrays of ids; the other arrays hold numbers, one or several per example, or one per token of a
-stream. `plans/` in the same directory has packing plans, see `packing.load_or_plan`. Several
-processes make the examples; training never tokenises.
+Supervised tasks read them. They are in a store (see `data/prepared.py`) whose items are examples.
+Token streams are arrays of ids. The other arrays hold numbers: one or several per example, or one
+per token of a stream. `plans/` in the same directory has packing plans, see
+`packing.load_or_plan`. Several processes make the examples, so training never tokenises.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from t5x_like.vocabularies import Vocabulary
 
 # The ids of each stream, int32 [n], and the numbers of each array.
 Example = dict[str, Any]
-# Counted for a record besides its texts, for dividing records into batches.
+# What a record counts as besides its texts, when records are divided into batches.
 _CHARACTERS = 2**7
 
 

@@ -74,9 +74,9 @@ class LabelledArguments(SourceArguments):
 
   @property
   def allows_gaps(self) -> bool:
-    """Whether texts may lack a field.
+    """Whether fields of a text's template may be empty.
 
-    They may in all splits but training splits, so that every example is predicted.
+    They may in evaluations, so that every example is predicted, but not in training splits.
     """
     return not self.split.startswith("train")
 

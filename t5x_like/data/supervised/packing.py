@@ -30,7 +30,7 @@ from t5x_like.data.supervised import bins
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files.paths import as_path
 
-EDITION = 1  # of the plans; increment it whenever the result of `plan` changes
+EDITION = 1  # the version of the plans; increment it whenever the result of `plan` changes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Plan:
     """
     row_B = np.asarray(row_B, np.int64)
     count_B = self.row_starts[row_B + 1] - self.row_starts[row_B]
-    which_n = np.repeat(np.arange(row_B.size), count_B)
-    number_n = np.arange(which_n.size) - np.repeat(np.cumsum(count_B) - count_B, count_B)
-    return self.row_starts[row_B][which_n] + number_n, which_n, number_n
+    row_n = np.repeat(np.arange(row_B.size), count_B)  # the position in `row_B`
+    number_n = np.arange(row_n.size) - np.repeat(np.cumsum(count_B) - count_B, count_B)
+    return self.row_starts[row_B][row_n] + number_n, row_n, number_n
 
 
 def plan_unpacked(lengths_ND: np.ndarray, limits: Sequence[int]) -> Plan:
@@ -149,9 +149,8 @@ def load_or_plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folde
   writable, the plan is made again each time.
   """
   lengths_ND = np.ascontiguousarray(lengths_ND, np.int64)
-  dependencies = json.dumps(
-    {"edition": EDITION, "limits": list(limits), "seed": seed, "shape": lengths_ND.shape}
-  )
+  facts = {"edition": EDITION, "limits": list(limits), "seed": seed, "shape": lengths_ND.shape}
+  dependencies = json.dumps(facts)
   key = hashlib.sha256(dependencies.encode() + lengths_ND.data).hexdigest()
   file = as_path(folder) / key[:32]
   cached = progress_files.load_arrays(file)
@@ -170,9 +169,8 @@ def _make_plan(
   before_ND = np.cumsum(lengths_ND[examples], axis=0) - lengths_ND[examples]
   if examples.size:
     before_ND -= np.repeat(before_ND[row_starts[:-1]], np.diff(row_starts), axis=0)
-  return Plan(
-    examples, row_starts, before_ND, _sums(lengths_ND), tuple(int(limit) for limit in limits)
-  )
+  int_limits = tuple(int(limit) for limit in limits)
+  return Plan(examples, row_starts, before_ND, _sums(lengths_ND), int_limits)
 
 
 def _sums(lengths_ND: np.ndarray) -> tuple[int, ...]:
@@ -217,7 +215,7 @@ def shift_segments(
 ) -> np.ndarray:
   """Return a decoder's inputs, int32 [B, T].
 
-  They are in every segment `start_id`, then its targets but the last, and 0 outside segments.
+  Each segment has `start_id`, then its targets except the last. Outside segments, inputs are 0.
   """
   before_BT = np.roll(targets_BT, 1, axis=1)
   start_BT = np.where(segments_BT > 0, start_id, 0)
@@ -228,7 +226,7 @@ def decoder_rows(
   tokens_nL: np.ndarray,
   valid_nL: np.ndarray,
   learned_nL: np.ndarray,
-  placed: tuple[np.ndarray, np.ndarray, np.ndarray],
+  positions_n: tuple[np.ndarray, np.ndarray, np.ndarray],
   shape: tuple[int, int],
   start_id: int,
   pad_id: int,
@@ -238,12 +236,12 @@ def decoder_rows(
   Args:
     tokens_nL, valid_nL, shape: see `scatter`.
     learned_nL: bool [n, L], the tokens with loss.
-    placed: the row, number and offset of each example, see `scatter`.
+    positions_n: the row, number and offset of each example, see `scatter`.
     start_id: the first input of each example.
     pad_id: the target where a row is empty.
   """
-  targets, segments, positions = scatter(tokens_nL, valid_nL, *placed, shape)
-  learned, _, _ = scatter(learned_nL, valid_nL, *placed, shape)
+  targets, segments, positions = scatter(tokens_nL, valid_nL, *positions_n, shape)
+  learned, _, _ = scatter(learned_nL, valid_nL, *positions_n, shape)
   return {
     "decoder_input_tokens": shift_segments(targets, segments, positions, start_id),
     "decoder_target_tokens": np.where(segments > 0, targets, pad_id),

@@ -27,11 +27,12 @@ from t5x_like.vocabularies import CONFIG, Vocabulary, start_id
 PUBLISHED = "published"  # the name of such a template in a recipe or a flag
 FILE = "chat_template.jinja"
 MAX_CHARACTERS = 2**18
-# The time limit of a rendering, on a machine with much other work.
+# The time limit of a rendering, long enough for a machine that is busy with other work.
 MAX_SECONDS = 30.0
 
 _PROGRAM = pathlib.Path(__file__).with_name("template_program.py")
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+# Conversations that are rendered to recognise a template and its end of an answer.
 _QUESTIONS = ("Where is the fox?", "And the dog?")
 _ANSWER = "Here it is."
 _PROBES = (
@@ -61,7 +62,9 @@ def find_template_text(vocabulary: Vocabulary) -> str | None:
 def build_chat(template: str | dict[str, Any], vocabulary: Vocabulary) -> "Chat | PublishedChat":
   """Return the writer of conversations for a template.
 
-  It is `published`, or a template that `chat.find_template` knows.
+  Args:
+    template: `published`, or a template that `chat.find_template` knows.
+    vocabulary: the vocabulary of the ids.
 
   Raises:
     UserError: the template is unknown or unusable, or the vocabulary lacks its pieces.
@@ -101,7 +104,7 @@ class Renderer:
     self._setup = {"template": template, "variables": variables}
     self._origin = origin
     self._process: subprocess.Popen | None = None
-    self._owner = 0  # the process that started it: one that is forked starts another
+    self._owner = 0  # the id of the process that started it; a fork of this one starts another
     self._lock = threading.Lock()
 
   def __call__(self, messages: Sequence[Message], prompt: bool) -> tuple[str, list[list[int]]]:
@@ -205,9 +208,8 @@ class PublishedChat:
     self._vocabulary = vocabulary
     self._render = _renderer(vocabulary)
     pieces = vocabulary.pieces_of(sorted(vocabulary.special_ids))
-    self._special = re.compile(
-      r"\s*(" + "|".join(re.escape(piece) for piece in pieces if piece.strip()) + ")"
-    )
+    alternatives = "|".join(re.escape(piece) for piece in pieces if piece.strip())
+    self._special = re.compile(rf"\s*({alternatives})")
     self._start = start_id(vocabulary)
 
   @functools.cached_property
@@ -228,9 +230,8 @@ class PublishedChat:
       matches = []
       for messages, text in texts:
         if all(message.role in template.turns for message in messages):
-          matches.append(
-            text.endswith(render_messages(template, messages, eos).removeprefix(start))
-          )
+          rendered = render_messages(template, messages, eos)
+          matches.append(text.endswith(rendered.removeprefix(start)))
       if matches and all(matches):
         return name
     return None
@@ -247,7 +248,7 @@ class PublishedChat:
 
   @property
   def facts(self) -> dict[str, Any]:
-    """Return all that determines the ids besides the vocabulary; JSON."""
+    """All that determines the ids besides the vocabulary, as JSON."""
     return {"published": hashlib.sha256(find_template_text(self._vocabulary).encode()).hexdigest()}
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
@@ -337,10 +338,10 @@ class PublishedChat:
 
 
 def _config(vocabulary: Vocabulary) -> dict[str, Any]:
-  data = getattr(vocabulary, "original_files", {}).get(CONFIG, b"{}")
-  return checked_json.parse_json(
-    data.decode("utf-8", "replace"), dict, CONFIG, "the config of a tokenizer"
-  )
+  """Return the `tokenizer_config.json` of a published vocabulary, empty if it has none."""
+  content = getattr(vocabulary, "original_files", {}).get(CONFIG, b"{}")
+  text = content.decode("utf-8", "replace")
+  return checked_json.parse_json(text, dict, CONFIG, "the config of a tokenizer")
 
 
 @functools.lru_cache(4)

@@ -20,9 +20,8 @@ def read_used_records(
 ) -> list[tuple[str, Record]]:
   """Return (where, record) of every example of `example_store.open_store`, in the same order.
 
-  The other arguments are the same as for the store.
-
   Args:
+    source, split, data_dir: the same as for the store.
     fields: the required fields of the records, at least the fields of the examples.
     examples: the function that makes examples from records.
 

@@ -1,11 +1,12 @@
-"""Texts as rows of a model, one or two in each.
+"""Rows of a model, each with one or two texts.
 
-`Encoded` for encoders (Devlin et al. 2019): [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with token
-types 0 and 1. Published tokenizers may put more between two texts: RoBERTa's rows are <s> a
-</s></s> b </s> (Liu et al. 2019, section 2.1). `Delimited` for decoders (Radford et al. 2018,
-section 3.3): start a extract, or start a delimiter b extract. The start token belongs to all
-decoders; the delimiter and the extract token are SEP and CLS. Worked example of the latter, texts
-[5, 6] and [7]:
+`Encoded` makes rows of encoders (Devlin et al. 2019): [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with
+token types 0 and 1. Published tokenizers may put more between two texts: RoBERTa's rows are <s> a
+</s></s> b </s> (Liu et al. 2019, section 2.1).
+
+`Delimited` makes rows of decoders (Radford et al. 2018, section 3.3): start a extract, or start a
+delimiter b extract. The start token begins the rows of all decoders; the delimiter and the extract
+token are SEP and CLS. Worked example, texts [5, 6] and [7]:
 
     decoder_input_tokens   start 5 6 delimiter 7 extract 0     decoder_segment_ids    1 1 1 1 1 1 0
     decoder_target_tokens  5 6 delimiter 7 extract 0 0         decoder_loss_weights   1 1 1 1 0 0 0
@@ -73,7 +74,11 @@ class Sequences(abc.ABC):
   def fit(self, too_long: TooLong) -> tuple[np.ndarray, np.ndarray]:
     """Return the examples to use, int64 [n], and the lengths of their texts, [n, D].
 
-    The longer text is cut first.
+    If two texts are too long together, the longer one is shortened until both are equally long,
+    then both.
+
+    Args:
+      too_long: what happens to examples that are too long, see `too_long.fit`.
     """
     lengths_ND = self._lengths()
     total_N1 = lengths_ND.sum(axis=1, keepdims=True)
@@ -82,8 +87,8 @@ class Sequences(abc.ABC):
       return used, total_n1
     lengths_nD = lengths_ND[used]
     total_n = total_n1[:, 0]
-    rest_n = np.maximum(self.room // 2, total_n - lengths_nD.max(axis=1))
-    short_n = np.minimum(lengths_nD.min(axis=1), rest_n)
+    max_short_n = np.maximum(self.room // 2, total_n - lengths_nD.max(axis=1))
+    short_n = np.minimum(lengths_nD.min(axis=1), max_short_n)
     first_n = np.where(lengths_nD[:, 0] <= lengths_nD[:, 1], short_n, total_n - short_n)
     return used, np.stack([first_n, total_n - first_n], axis=1)
 
@@ -144,7 +149,7 @@ class Encoded(Sequences):
     between: the number of special tokens between two texts; by default the vocabulary's.
 
   Raises:
-    UserError: also if the vocabulary has no padding.
+    UserError: the vocabulary has no padding, or as `Sequences`.
   """
 
   def __init__(
@@ -201,9 +206,9 @@ class Delimited(Sequences):
 
 
 def layout_facts(architecture: str, vocabulary: Vocabulary) -> dict[str, int]:
-  """Return the facts of rows of two texts besides their length.
+  """Return the part of a fingerprint that describes rows of two texts, besides their length.
 
-  There are none where one token stands between the texts.
+  It is empty if there is one token between the texts.
   """
   if architecture != "encoder":
     return {}

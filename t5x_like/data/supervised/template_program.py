@@ -24,7 +24,7 @@ _MAX_MEMORY = 2**30  # bytes
 
 
 class _Generation(jinja2.ext.Extension):
-  """Encloses the text of `{% generation %}` blocks in marks that no text can guess."""
+  """Encloses the text of `{% generation %}` blocks in random marks, which no content can have."""
 
   tags = {"generation"}
   mark = f"\0{secrets.token_hex(16)}\0"
@@ -39,6 +39,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+  """Return a value as JSON; the filter `tojson` of `transformers`."""
   return json.dumps(
     value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
   )
@@ -83,6 +84,7 @@ def render(template: jinja2.Template, values: dict) -> dict:
 
 
 def main() -> None:
+  """Limit this process, then answer the requests."""
   with contextlib.suppress(ImportError, OSError, ValueError):
     import resource
 

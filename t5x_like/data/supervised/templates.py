@@ -1,8 +1,8 @@
 """Templates: from the fields of a record to a text, such as `translate English to German: {en}`.
 
-A field is a name or a path into nested records, `{answers.0.text}`; `{sentences.*}` is a whole
-list, joined by spaces, and `{words.<*>}` one whose items follow sentinels, `<extra_id_0> The
-<extra_id_1> fox`, as far as the vocabulary has any: a model of spans finds its position by them
+A field is a name or a path into nested records, `{answers.0.text}`. `{sentences.*}` is a whole
+list, joined by spaces. `{words.<*>}` is a list whose items follow sentinels, `<extra_id_0> The
+<extra_id_1> fox`, as long as the vocabulary has any; they tell a model the positions of the items
 (Raman et al. 2022, arXiv:2203.08378, "Sentinel + Tag"). Booleans become the words True and False,
 as in T5's BoolQ labels. `{{` and `}}` are literal braces.
 """
@@ -17,6 +17,11 @@ from t5x_like.errors import UserError, one_line
 
 class Template:
   """A parsed template, for a vocabulary with a given number of sentinels.
+
+  Args:
+    text: the template.
+    key: its key in `config.task`, for messages.
+    sentinels: the number of sentinels.
 
   Attributes:
     fields: its field names, in order.
@@ -55,6 +60,7 @@ class Template:
     return "".join(parts)
 
   def _field_text(self, record: Record, field: str, where: str) -> str:
+    """Return the text of a field, or the joined texts of a list."""
     plain_field = _without_sentinels(field)
     content = field_value(record, plain_field, where)
     if not isinstance(content, list) or "*" not in plain_field.split("."):

@@ -32,31 +32,29 @@ def fit(
   over_N = over_ND.any(axis=1)
   if not over_N.any():
     return np.arange(len(lengths_ND)), lengths_ND
-  descriptions = []
+  counts = []
   for d, name in enumerate(names):
     if over_ND[:, d].any():
       longest = lengths_ND[:, d].max()
-      descriptions.append(
-        f"{name}: {over_ND[:, d].sum():,} over {limits[d]:,}, the longest {longest:,}"
-      )
-  longest = ", ".join(descriptions)
+      counts.append(f"{name}: {over_ND[:, d].sum():,} over {limits[d]:,}, the longest {longest:,}")
+  details = ", ".join(counts)
   if too_long == "refuse":
     raise UserError(
-      f"{where}: {over_N.sum():,} of {over_N.size:,} examples are too long ({longest} tokens); "
+      f"{where}: {over_N.sum():,} of {over_N.size:,} examples are too long ({details} tokens); "
       "raise that length, or set config.task.too_long to skip or truncate"
     )
   if too_long == "truncate":
     data.announce(
-      f"{where}: {over_N.sum():,} of {over_N.size:,} examples truncated ({longest} tokens)"
+      f"{where}: {over_N.sum():,} of {over_N.size:,} examples truncated ({details} tokens)"
     )
     return np.arange(len(lengths_ND)), np.minimum(lengths_ND, limits)
   used = np.flatnonzero(~over_N)
   if not used.size:
     raise UserError(
-      f"{where}: all {over_N.size:,} examples are too long ({longest} tokens); raise that length"
+      f"{where}: all {over_N.size:,} examples are too long ({details} tokens); raise that length"
     )
   data.announce(
-    f"{where}: {over_N.sum():,} of {over_N.size:,} examples skipped, too long ({longest} tokens)"
+    f"{where}: {over_N.sum():,} of {over_N.size:,} examples skipped, too long ({details} tokens)"
   )
   return used, lengths_ND[used]
 

@@ -17,13 +17,13 @@ class Words:
     # Bytes and byte-level BPE encode the space before a word with it.
     together = list(vocabulary.encode("a b"))
     separate = [*vocabulary.encode("a"), *vocabulary.encode("b")]
-    self._lead = "" if together == separate else " "
+    self._space_before = "" if together == separate else " "
 
   def __call__(self, words: list[str]) -> list[list[int]]:
     """Return the ids of each word."""
     ids = []
     for number, word in enumerate(words):
-      text = self._lead + word if number else word
+      text = self._space_before + word if number else word
       if text not in self._ids:
         self._ids[text] = [int(i) for i in self._vocabulary.encode(text)]
       ids.append(self._ids[text])
@@ -38,10 +38,10 @@ def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[t
   If the ids do not spell the word, each token covers all of it.
   """
   if hasattr(vocabulary, "encode_with_offsets"):
-    for lead in ("", " "):  # the ids may be of the word alone or of the word after a space
-      encoded, spans = vocabulary.encode_with_offsets(lead + word)
+    for space in ("", " "):  # the ids may be of the word alone or of the word after a space
+      encoded, spans = vocabulary.encode_with_offsets(space + word)
       if encoded == list(ids):
-        spans = [(max(begin - len(lead), 0), end - len(lead)) for begin, end in spans]
+        spans = [(max(begin - len(space), 0), end - len(space)) for begin, end in spans]
         return _extend_over_marks(word, spans)
   # The character of the word that each folded letter comes from.
   positions = []
@@ -62,9 +62,9 @@ def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[t
 
 
 def _extend_over_marks(word: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-  """Extend each span over the visible characters after it that no token has.
+  """Extend each span over the visible characters after it that belong to no token.
 
-  They are accents, vowel signs and jamo. Joiners and marks of direction are not visible.
+  These are accents, vowel signs and jamo. Joiners and marks of direction are not visible.
   """
   extended = []
   next_begins = [begin for begin, _ in spans[1:]] + [len(word)]

@@ -20,8 +20,9 @@ from t5x_like.slots import Length
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary, special_id
 
-_PACKED = ("segment_pair", "doc_sentences")
-_FEATURE_NAMES = {  # by the names of readers and masks
+_PACKED = ("segment_pair", "doc_sentences")  # the formats whose rows can hold several sequences
+# The names of features, by the names of the readers and masks below.
+_FEATURE_NAMES = {
   "inputs": "encoder_input_tokens",
   "targets": "encoder_target_tokens",
   "weights": "encoder_loss_weights",
@@ -117,9 +118,8 @@ class MaskedRowArguments(TextArguments):
     features = self.row_features(vocabulary)
     if self.as_decoder:
       as_decoder.describe(self.as_decoder, features)  # raises UserError
-    has_offsets = (
-      self.dynamic_offsets and self.input_format == "full_sentences" and static_copies is None
-    )
+    is_stream = self.input_format == "full_sentences"
+    has_offsets = self.dynamic_offsets and is_stream and static_copies is None
 
     def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
       copy_B = epoch_B if static_copies is None else epoch_B % static_copies
@@ -230,8 +230,8 @@ class FullSentences:
     self.num_examples = (tokens.num_tokens - self._search - 1) // self._stride
     if self.num_examples < 1:
       raise UserError(
-        f"{tokens.path}: {tokens.num_tokens} tokens are not enough for an example: "
-        f"length={length} needs {length - 2}: shorten task.length or prepare a larger corpus"
+        f"{tokens.path}: found {tokens.num_tokens} tokens, expected at least {length - 2} for an "
+        f"example of length={length}; shorten task.length or prepare a larger corpus"
       )
 
   def __call__(self, example_index_B, key_B, offset_B):
@@ -251,7 +251,7 @@ class FullSentences:
     def find_begin(position: int) -> tf.Tensor:
       """Return the first beginning of a sentence within `search` tokens, or `position` itself."""
       candidates = begins_BR[:, position : position + search]
-      # argmax is 0 where no sentence begins
+      # `argmax` is 0 if no sentence begins.
       return position + tf.argmax(candidates, axis=1, output_type=tf.int32)
 
     start_B = find_begin(1)

@@ -21,7 +21,7 @@ from t5x_like.store.tokens import TOKENS, TokenStore
 
 
 def max_pairs(length: int) -> int:
-  """Return the greatest number of pairs in a row."""
+  """Return the greatest number of pairs in a row, which is a limit on shapes."""
   return length // 8
 
 
@@ -96,6 +96,7 @@ class Pairs:
     )
     # The share of the chunks that are cut: n chunks become (1 + share) n pairs.
     self._cut_share = short / (2 - short)
+    # The arguments of `segments.draw_pair`.
     self._options = dict(
       sentences=rule, single=False, random_next=random_next, short=0.0, swapped=swapped
     )
@@ -106,10 +107,10 @@ class Pairs:
     sizes = tf.stack([tf.shape(example_index_B)[0], tf.shape(pairs["tokens"])[1]])
     arrays = _call_on_host(self._layout, [tf.int32] * 5, row_n, number_n, used_n, label_n, sizes)
     batch = example_index_B.shape[0]
-    source_BL, segments_BL, positions_BL = [
-      tf.ensure_shape(array, [batch, self._length]) for array in arrays[:3]
-    ]
-    first_BK, label_BK = [tf.ensure_shape(array, [batch, self._max_pairs]) for array in arrays[3:]]
+    row_shape = [batch, self._length]
+    source_BL, segments_BL, positions_BL = [tf.ensure_shape(x, row_shape) for x in arrays[:3]]
+    pair_shape = [batch, self._max_pairs]
+    first_BK, label_BK = [tf.ensure_shape(x, pair_shape) for x in arrays[3:]]
     real_BL = segments_BL > 0
     token_BL = tf.gather(tf.reshape(pairs["tokens"], [-1]), source_BL)
     type_BL = tf.gather(tf.reshape(pairs["types"], [-1]), source_BL)
@@ -202,9 +203,9 @@ def _place_in_rows(
 ):
   """Place the first `size` values of each sequence in its row, one after another."""
   valid_nW = np.arange(values_nW.shape[1]) < size_n[:, None]
-  return packing.scatter(
-    values_nW, valid_nW, row_n, _numbers_in_rows(row_n), _offsets_in_rows(size_n, row_n), shape
-  )
+  number_n = _numbers_in_rows(row_n)
+  offset_n = _offsets_in_rows(size_n, row_n)
+  return packing.scatter(values_nW, valid_nW, row_n, number_n, offset_n, shape)
 
 
 def _numbers_in_rows(row_n: np.ndarray) -> np.ndarray:

@@ -1,10 +1,10 @@
 """BART's pretraining task: restore a window of text from a noised copy.
 
 Lewis et al. 2020, section 2.2. The defaults come from the large model (section 5.1): 30% of the
-tokens in text infilling, and all sentences permuted. Example i is window i of `length - 1` tokens;
-the encoder sees it noised, the decoder restores it; both end with EOS and are padded to `length`.
-With a vocabulary published with BART both also begin with BOS, as that model was trained, and
-windows are a token shorter. `preprocessors/bart.py` defines each noise.
+tokens in text infilling, and all sentences permuted. Example i is window i of `length - 1` tokens:
+the encoder reads it with noise, and the decoder restores it. Both end with EOS and are padded to
+`length`. With a vocabulary published with BART, both also begin with BOS, as that model was
+trained, and windows are a token shorter. `preprocessors/bart.py` defines each noise.
 """
 
 from __future__ import annotations

@@ -36,12 +36,12 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
 
-# On the built-in corpus, for `:debug`.
+# The arguments of the task on the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "template": "plain"}
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the length of its laptop form; shorter rows have no room for an answer."""
+  """Return the length of the recipe form `:tiny`; shorter rows have no room for an answer."""
   return {"length": 128}
 
 
@@ -131,15 +131,15 @@ class _ConversationRows:
   def read(self, row_B: np.ndarray) -> dict[str, np.ndarray]:
     """Return the features of rows."""
     position_n, row_n, number_n = self.plan.members(row_B)
-    which_n = self.plan.examples[position_n]
-    example_n = self._used[which_n]
-    tokens_nL, valid_nL = self._store.read("tokens", example_n, self._lengths_n1[which_n, 0])
+    index_n = self.plan.examples[position_n]  # in `_used`
+    example_n = self._used[index_n]
+    tokens_nL, valid_nL = self._store.read("tokens", example_n, self._lengths_n1[index_n, 0])
     answer_nL = read_parallel(self._store, "answer", "tokens", example_n, valid_nL)
     return packing.decoder_rows(
       tokens_nL,
       valid_nL,
       answer_nL,
-      placed=(row_n, number_n, self.plan.offsets[position_n, 0]),
+      positions_n=(row_n, number_n, self.plan.offsets[position_n, 0]),
       shape=(row_B.size, self._length),
       start_id=vocabularies.start_id(self._vocabulary),
       pad_id=self._vocabulary.pad_id or 0,
@@ -169,6 +169,7 @@ class _Conversations:
       self.fields = tuple(field for template in templates.values() for field in template.fields)
 
   def make_example(self, record: Record, where: str) -> Example | Skip:
+    """Return the ids of a conversation and the tokens with loss, or the reason to skip it."""
     messages = self._read(record, where)
     if isinstance(messages, Skip):
       return messages

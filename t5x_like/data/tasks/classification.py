@@ -6,12 +6,12 @@
                  "vocabulary": "vocabulary"}
 
 `data/supervised/sequences.py` defines the rows. `label` is the index of its label in `labels` or,
-without `labels`, the number in the field itself (regression). `example_weights` is 1, but 0 in the
-rows that pad the last batch of an evaluation. Where labels are class names, -1 means that an
-example has none, as in TFDS's test splits: its weight is 0. If -1 is among the names, it is a class
-as any other. Training splits, whose names begin with `train`, lack examples with an empty text;
-other splits have them. For a decoder each example has one row, features [1, length], or with
-`both_orders` a second with the texts exchanged.
+without `labels`, the number in the field itself (regression). `example_weights` is 1, except for
+rows that pad the last batch of an evaluation and examples without a label, for which it is 0. If
+labels are class names, the label -1 means that an example has none, as in TFDS's test splits,
+unless -1 is among the names. Examples with an empty text are left out of training splits, whose
+names begin with `train`, but not of other splits. For a decoder, each example has one row, features
+[1, length], or with `both_orders` a second one with the texts exchanged.
 
 `Task.examples` gives `record`, `text` (a list of one or two) and `label` (a class name, a number,
 or None).
@@ -36,7 +36,7 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
 
-# On the built-in corpus, for `:debug`.
+# The arguments of the task on the built-in corpus, for `:debug`.
 BUILT_IN = {
   "source": "builtin",
   "vocabulary": "bytes",
@@ -55,8 +55,8 @@ class Arguments(LabelledArguments):
     labels: its possible values, in the order of the classes; None for regression.
     length: length of a row, its special tokens included.
     architecture: the kind of model that the features are for.
-    both_orders: for a decoder, rows of pairs in both orders, for labels independent of it (GPT-1's
-      similarity).
+    both_orders: for a decoder, whether an example has a row for each order of its pair, for labels
+      that do not depend on the order (GPT-1's similarity).
     too_long: treatment of longer examples; truncation shortens the longer text first, from its end.
   """
 
@@ -142,6 +142,7 @@ class _LabelledTexts:
     self.fields = (*text_fields, label_field)
 
   def make_example(self, record: Record, where: str) -> Example | Skip:
+    """Return the ids of a record's texts and its label, or the reason to skip it."""
     texts, label = self._parse(record, where)
     for name, text in texts.items():
       if text is None:
@@ -169,6 +170,7 @@ class _LabelledTexts:
     return {"text": list(texts.values()), "label": label}
 
   def _parse(self, record: Record, where: str) -> tuple[dict[str, str | None], str | None]:
+    """Return the texts of a record by name, and its label; None for empty ones."""
     label = to_text(field_value(record, self._label_field, where), self._label_field, where)
     texts = {}
     for name, template in self._templates.items():
@@ -199,6 +201,7 @@ class _LabelledRows:
     return self._rows.truncated_share(self.used, self._lengths_nD)
 
   def read(self, index_B: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the features of examples, by their positions in `used`."""
     example_B = self.used[index_B]
     lengths_BD = self._lengths_nD[index_B]
     features = self._rows(example_B, lengths_BD)

@@ -31,7 +31,7 @@ from t5x_like.vocabularies import Vocabulary
 
 _LEVELS = 8  # 3 bits
 
-# On the built-in corpus, for `:debug`.
+# The arguments of the task on built-in images, for `:debug`.
 BUILT_IN = {"source": "digits"}
 
 
@@ -40,7 +40,7 @@ class Arguments(examples.LabelledImageArguments):
   """The arguments of corrupted images.
 
   Attributes:
-    patch: height and width of a patch, the model's.
+    patch: height and width of a patch, as in the model.
     rate: share of corrupted patches; their number is the same in every image.
     masked, swapped: shares of the corrupted patches that become the mask, and another patch of the
       image; the others stay as they are.

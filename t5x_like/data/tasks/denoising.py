@@ -10,10 +10,10 @@ one of five styles. For the window [10, 11, 12, 13, 14, 15] with noise TTFFTF, m
     drop_tokens    [12, 13, 15, 1]                [10, 11, 14, 1]
     deshuffling    [13, 10, 15, 11, 14, 12, 1]    the whole window
 
-BERT-style noise is the mask with probability 0.9, else a random ordinary token (table 3's "apple");
+BERT-style noise is the mask with probability 0.9, else a random ordinary token (table 3's "apple").
 MASS-style noise is always the mask (Song et al. 2019, but not contiguous). In replace_spans each
-run of noise becomes one sentinel, as in T5's later span corruption, but the runs are accidental. No
-sentinel closes the targets.
+run of noise becomes one sentinel, as in T5's later span corruption, but the lengths of runs are not
+chosen. No sentinel closes the targets.
 
 The paper draws noise independently for every token. Here exactly `round(noise_density * window)`
 tokens are noise, a uniformly random subset: the same distribution given that number, and lengths
@@ -174,6 +174,7 @@ class _Denoising:
     return rows["inputs"], rows["targets"]
 
   def _append_eos(self, tokens_BW: tf.Tensor) -> tf.Tensor:
+    """Append EOS to each row."""
     return tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=self._eos_id)
 
 

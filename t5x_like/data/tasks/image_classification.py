@@ -5,11 +5,15 @@
                  "augmentations": ["random_resized_crop", "flip", {"name": "randaugment", "ops":
                  2}], "mixing": {"mixup": 0.8, "cutmix": 1.0}}
 
-Features: `image` float32 [Y, X, C], normalised; `label`, the number of its class;
-  `example_weights`, 1 but in the rows that pad the last batch of an evaluation; with mixing,
-  `other_label`, the class of the image mixed in, and `label_share` float32, the share of the first.
-  In training an image is augmented afresh in every epoch; evaluations see its middle. All of it is
-  a function of the image, the epoch and the seed (`data/images`, `data/augmentations`).
+Features:
+  `image`: float32 [Y, X, C], normalised.
+  `label`: the number of its class.
+  `example_weights`: 0 in the rows that pad the last batch of an evaluation, else 1.
+  `other_label`, `label_share`: with mixing, the class of the image mixed in, and the share of the
+    first image, float32.
+
+In training, an image is augmented differently in every epoch. Evaluations see its middle. All
+features are a function of the image, the epoch and the seed (`data/images`, `data/augmentations`).
 """
 
 import dataclasses
@@ -21,7 +25,7 @@ from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
 
-# On the built-in corpus, for `:debug`.
+# The arguments of the task on built-in images, for `:debug`.
 BUILT_IN = {"source": "digits"}
 
 

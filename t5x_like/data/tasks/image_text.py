@@ -29,7 +29,7 @@ from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary
 
-# Arguments for recipes with `:debug`, which use built-in data.
+# The arguments of the task on built-in images, for `:debug`.
 BUILT_IN = {
   "source": "digits",
   "vocabulary": "bytes",
@@ -99,7 +99,7 @@ class Arguments(examples.ImageArguments):
     def read_captions(
       values: dict[str, tf.Tensor], draws: examples.RandomDraws, training: bool
     ) -> dict[str, tf.Tensor]:
-      # u in [0, 1) chooses among an image's captions, and 0 is the first of them
+      # A number in [0, 1) selects one of an image's captions; 0 is the first.
       if training:
         u_B = draws.uniform(examples.FIRST_TASK_STREAM, 1)[:, 0]
       else:

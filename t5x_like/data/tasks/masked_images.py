@@ -30,7 +30,7 @@ from t5x_like.resolution import Resolution, height_and_width
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary
 
-# The changes of `:debug`, which trains on the built-in corpus.
+# The arguments of the task on built-in images, for `:debug`.
 BUILT_IN = {"source": "digits"}
 
 
@@ -43,7 +43,7 @@ def count_patches(resolution: Resolution, patch: int, mask_ratio: float) -> tupl
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments(examples.LabelledImageArguments):
-  """The arguments of the task.
+  """The arguments of masked images.
 
   Attributes:
     patch: height and width of a patch, as in the model.

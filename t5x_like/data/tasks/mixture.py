@@ -139,6 +139,7 @@ def _check_factors(key: str, factors: Mapping[str, Any], parts: Mapping[str, Any
 
 
 def _build_part(slot: str, split: str, values: Any, shared: dict) -> Task:
+  """Build a part, a task or another mixture, from its own arguments and the shared ones."""
   if not hasattr(values, "get"):
     raise UserError(
       f"config.{slot}: found {values!r}, expected the name and the arguments of a task"

@@ -14,21 +14,21 @@ A row has one of the four formats that RoBERTa compares (Liu et al. 2019, sectio
 - `full_sentences`: [CLS] text [SEP], whole sentences of the stream across documents, [SEP] between
   documents. Example i begins with the first sentence at or after token i * stride and ends where
   example i + 1 begins, so an epoch has every token once. A sentence is looked for in `length // 24`
-  tokens (at least 4 where `length` is 64 or more), and the row begins between two words, or
-  anywhere, where none begins. The stride leaves as many free: at 512 about 4% of a row is padding.
+  tokens (at least 4 where `length` is 64 or more). If none begins there, the row begins at token
+  i * stride. The stride leaves as many tokens free: at 512, about 4% of a row is padding.
 - `doc_sentences`: [CLS] text [SEP], up to `length - 2` tokens of one document, which may begin
   within a sentence, as above; those at the end of documents are short. (RoBERTa then takes more
   rows into a batch; shapes are fixed here.)
 
-An epoch has every chunk of every document once, as `doc_sentences` or as the source of A, which B
-follows in half of the pairs. With segments, a row of `doc_sentences` or `segment_pair` holds
-several sequences (`packed`); see `_packed_rows.py`. A sentence pair has a row of its own, because
+An epoch has every chunk of every document once: as a row of `doc_sentences`, or as the source of A
+and, in half of the pairs, of B. With segments, a row of `doc_sentences` or `segment_pair` holds
+several sequences (`packed`); see `_packed_rows.py`. A sentence pair is alone in its row, because
 its size is known only once it is drawn.
 
-A rule on ids finds sentences, see `data/preprocessors/sentences.py`; `data/document_chunks.py`
-finds pairs and single documents. Every epoch draws new masks. With `static_copies` there are only
-that many masks per example, as the original BERT copied its corpus (ten copies, so with 40 epochs
-each mask is seen four times; RoBERTa, section 4.1).
+A rule on ids finds sentences, see `data/preprocessors/sentences.py`. `data/document_chunks.py`
+cuts documents into chunks. Every epoch draws new masks. With `static_copies` there are only that
+many masks per example, as in the original BERT, which made ten copies of its corpus, so that each
+mask was seen four times in 40 epochs (RoBERTa, section 4.1).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ FEW_TARGETS = True  # see `laptop`
 class Arguments(MaskedRowArguments):
   """The arguments of masked language modelling.
 
-  Offsets are dynamic for full_sentences, as chunks of documents begin with these, and without
-  static_copies, which are copies of the same rows.
+  Only `full_sentences` without `static_copies` has dynamic offsets: chunks begin with their
+  documents, and static copies are copies of the same rows.
 
   Attributes:
     mask_share, random_share: shares of the predicted tokens that become the mask and a random

@@ -9,9 +9,9 @@ Devlin et al. 2019, section 4.4.
 
 `data/supervised/sequences.py` defines the rows; their features are [choices, length].
 `option_labels` [choices] is 2 for a right option, 1 for a wrong one and 0 where an example has no
-such option; `label` is the first right one. `example_weights` is 1, but 0 for examples without a
-label, which have -1 in the source. Training splits, whose names begin with `train`, lack examples
-with an empty text or option; other splits have them.
+such option; `label` is the first right one. `example_weights` is 0 for examples without a label,
+which have -1 in the source, and otherwise 1. Examples with an empty text or option are left out of
+training splits, whose names begin with `train`, but not of other splits.
 
 `Task.examples` gives `record`, `text`, `options` (texts), `label` (the name of the right option, or
 None), `right` (the positions of all correct ones) and `answers` (all correct texts).
@@ -40,7 +40,7 @@ ABSENT = 0
 WRONG = 1
 RIGHT = 2
 
-# On the built-in corpus, for `:debug`.
+# The arguments of the task on the built-in corpus, for `:debug`.
 BUILT_IN = {
   "source": "builtin",
   "vocabulary": "bytes",
@@ -60,8 +60,8 @@ class Arguments(LabelledArguments):
     text: the template of the text that the options answer.
     options: the field with the list of options, or a template for each of them.
     option: the template of an option's row, with `{option}` for the option itself.
-    placeholder: another spelling of `{option}` in its text, such as ReCoRD's `@placeholder`; else
-      the option follows.
+    placeholder: a text, such as ReCoRD's `@placeholder`, that is replaced by the option, instead of
+      `{option}`; an option follows a text without it.
     label_field: the field of the right option's name; unused with `answers`.
     labels: the options' names, in order; None for numbers from 0.
     answers: instead, the field with the list of the right options' texts, one or several.
@@ -212,6 +212,7 @@ class _Questions:
     return tuple(fields)
 
   def make_example(self, record: Record, where: str) -> Example | Skip:
+    """Return the ids of a question and its options, or the reason to skip it."""
     question = self._parse(record, where)
     if question.text is None:
       return Skip("empty text")
@@ -252,6 +253,7 @@ class _Questions:
     }
 
   def _parse(self, record: Record, where: str) -> _Question:
+    """Return the question of a record."""
     options = self._read_options(record, where)
     return _Question(
       option_texts=self._option_texts(record, options, where),
@@ -261,6 +263,7 @@ class _Questions:
     )
 
   def _read_options(self, record: Record, where: str) -> list[str]:
+    """Return the options of a record; raise UserError for another number of them."""
     if isinstance(self.options, str):
       options = field_value(record, self.options, where)
       if not isinstance(options, list):
@@ -332,6 +335,7 @@ class _OptionRows:
     return truncated_share(self._total_N1, self.used, self._total_n1)
 
   def read(self, index_B: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the features of examples, by their positions in `used`."""
     example_B = self.used[index_B]
     lengths_BC = self._lengths_NC[example_B]
     labels_BC = self._labels_NC[example_B]

@@ -1,15 +1,16 @@
 """Permutation language modelling: the data of XLNet (Yang et al. 2019, arXiv:1906.08237).
 
 Rows are as in `mlm`. A share of their tokens, by default the last sixth of a uniformly random
-order (section 2.3, partial prediction with K = 6), is to be predicted; the others are given.
-`encoder_order` is 0 for given tokens and 1, 2, … for the chosen ones, in the order of prediction.
+order (section 2.3, partial prediction with K = 6), is predicted; the other tokens are context.
+`encoder_order` is 0 for the context and 1, 2, … for the predicted tokens, in the order of
+prediction.
 Inputs keep every token: the model hides a token from its own prediction and from those before it.
 
 Worked example: of [CLS] a b c d [SEP], with b predicted after d, the order is [0, 0, 2, 0, 1, 0]. d
 is predicted from [CLS], a, c and [SEP], and b from these and d.
 
-Special tokens are never predicted, as in the authors' code. `masking="token_spans"` chooses spans
-of 1 to 5 tokens, as it does.
+As in the authors' code, special tokens are never predicted, and `masking="token_spans"` chooses
+spans of 1 to 5 tokens.
 """
 
 from __future__ import annotations

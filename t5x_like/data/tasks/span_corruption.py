@@ -19,7 +19,7 @@ from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary, padding_id
 
-SENTINELS = True  # before the spans of its targets; see `laptop`
+SENTINELS = True  # the targets have sentinels before their spans; see `laptop`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ Rajpurkar et al. 2016; Devlin et al. 2019, section 4.2.
 
 A row is [CLS] question [SEP] context [SEP]. A context that is too long becomes several examples,
 windows that begin `stride` tokens apart. `span_start` and `span_end` are the positions of the
-answer's first and last token in the row; both are 0, the position of [CLS], where there is no
-answer or the window does not hold all of it. Of several answers the first counts. Its characters
-are located in the context by `answer_start`, and the label is the shortest run of tokens that
-covers all of them: exactly the answer, unless it begins or ends within a token. An answer placed
-within another word is moved to where it stands as whole words, if it does anywhere. Training
-splits, whose names begin with `train`, lack empty questions; other splits have them. No split has
-questions with an empty context.
+answer's first and last token in the row. Both are 0, the position of [CLS], if there is no answer
+or the window does not hold all of it. Of several answers the first counts. `answer_start` locates
+its characters in the context, and the label is the shortest run of tokens that covers all of them:
+exactly the answer, unless it begins or ends within a token. If the position is within another word,
+the nearest occurrence of the answer as whole words is used, if there is one. Empty questions are
+left out of training splits, whose names begin with `train`, but not of other splits. Questions with
+an empty context are left out of all.
 
 `Task.examples` gives for each window `record`, `context`, `answers` (texts), `question` (the number
 of its question), `first` (the position in the row of its first context token), `spans`, int64 [n,
@@ -41,12 +41,12 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
 
-# On the built-in corpus, for `:debug`.
+# The arguments of the task on the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "builtin", "vocabulary": "bytes"}
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the lengths of its laptop form."""
+  """Return the lengths of the recipe form `:tiny`."""
   return {"length": length, "stride": length // 4}
 
 
@@ -113,6 +113,7 @@ class _Questions:
     self._allows_gaps = allows_gaps
 
   def make_example(self, record: Record, where: str) -> Example | Skip:
+    """Return the ids of a question and its context with the answer, or the reason to skip it."""
     question = to_text(field_value(record, "question", where), "question", where)
     context = to_text(field_value(record, "context", where), "context", where)
     words = self.contexts.split_words(question.split())
@@ -173,6 +174,7 @@ class _ContextWindows:
     )
 
   def read(self, index_B: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the features of windows."""
     example_B = self.example_W[index_B]
     begin_B = self._begin_W[index_B]
     size_B = np.minimum(self._context_N[example_B] - begin_B, self._room_N[example_B])

@@ -29,7 +29,7 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
 
-# On the built-in corpus, for `:debug`.
+# The arguments of the task on the built-in corpus, for `:debug`.
 BUILT_IN = {
   "source": "builtin",
   "vocabulary": "bytes",
@@ -113,6 +113,7 @@ class _TaggedWords:
     self._tags_field = tags_field
 
   def make_example(self, record: Record, where: str) -> Example | Skip:
+    """Return the ids of a sentence and the tags of its tokens, or the reason to skip it."""
     words = field_value(record, self._tokens_field, where)
     tags = field_value(record, self._tags_field, where)
     if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):

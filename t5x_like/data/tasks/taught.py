@@ -4,9 +4,9 @@
 
 An item of the store is an example: all features of its task, and at each target the teacher's k
 likeliest tokens, in order, with their log-probabilities: `teacher_tokens` int32 and
-`teacher_log_probabilities` float32, [T, k]. What a task draws at random (spans, masks) was drawn
-when the store was made; every epoch shows the same examples. For `:debug`, the built-in corpus has
-a teacher that gives the target half of the probability.
+`teacher_log_probabilities` float32, [T, k]. Random spans or masks of the task were drawn when the
+store was made, so every epoch has the same examples. For `:debug`, the built-in corpus has an
+artificial teacher that gives the target half of the probability.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _BUILT_IN_K = 3
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return no lengths for the laptop form, as a store has its own."""
+  """Return no lengths for the recipe form `:tiny`: the store determines them."""
   return {}
 
 
@@ -120,6 +120,7 @@ class Arguments(TaskArguments):
 
 
 def _open(store: str, split: str, verify: Verify) -> Store:
+  """Open the store of a split; raise UserError, with the command that makes it, if missing."""
   if not (as_path(f"{store}/{split}") / manifests.FILE).is_file():
     raise UserError(
       f"config.task.store: found no store {store}/{split}; make it with python -m "
@@ -129,6 +130,7 @@ def _open(store: str, split: str, verify: Verify) -> Store:
 
 
 def _store_features(store: Store) -> Features:
+  """Return the features of a store's examples; raise UserError for another kind of store."""
   facts = store.manifest.facts.get(FACT)
   if not isinstance(facts, dict):
     raise UserError(
@@ -139,5 +141,6 @@ def _store_features(store: Store) -> Features:
 
 
 def _describe_teacher(store: Store) -> str:
+  """Describe what a store holds of its teacher's predictions."""
   k = store.manifest.facts[FACT]["teacher_tokens"][0][-1]
   return f"the {k} likeliest tokens of {store.manifest.source.get('teacher', 'a teacher')}"

@@ -53,7 +53,7 @@ BUILT_IN = {
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the lengths of a small run on a laptop.
+  """Return the lengths of the recipe form `:tiny`.
 
   They do not depend on `length`, because examples in bytes need this many ids.
   """
@@ -209,6 +209,7 @@ class _TextPairs:
     return {name: np.append(self._opening_ids, part) for name, part in ids.items()}
 
   def _encode(self, name: str, text: str) -> np.ndarray:
+    """Return the ids of the inputs or the targets."""
     vocabulary = self._vocabularies[name]
     if self._templates[name].has_sentinels:
       ids = vocabularies.encode_sentinels(vocabulary, text)
@@ -276,8 +277,8 @@ class _Rows:
     example_n = self._used[index_n]
     tokens_nL, valid_nL = self._store.read(name, example_n, length_n)
     if ends_with_eos:
-      cut = np.flatnonzero(length_n < self._store.lengths[name][example_n])
-      tokens_nL[cut, length_n[cut] - 1] = self._vocabulary.eos_id
+      truncated = np.flatnonzero(length_n < self._store.lengths[name][example_n])
+      tokens_nL[truncated, length_n[truncated] - 1] = self._vocabulary.eos_id
     return tokens_nL, valid_nL
 
 

@@ -39,7 +39,7 @@ from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary
 
 FEW_TARGETS = True  # see `laptop`
-# On the built-in corpus, for `:debug`.
+# The arguments of the task on the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "text": "{text}", "pair": "{reversed}"}
 
 
@@ -92,9 +92,8 @@ class SentenceArguments(LabelledArguments):
       used, lengths_nD = encoded.fit(self.too_long)
 
       def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
-        return self._add_languages(
-          encoded(used[index_B], lengths_nD[index_B]), lengths_nD[index_B, :1]
-        )
+        rows = encoded(used[index_B], lengths_nD[index_B])
+        return self._add_languages(rows, lengths_nD[index_B, :1])
 
       return ExampleRows(used.size, read, truncated=encoded.truncated_share(used, lengths_nD))
 
@@ -114,9 +113,8 @@ class SentenceArguments(LabelledArguments):
     positions_BL = np.broadcast_to(np.arange(self.length), rows["encoder_input_tokens"].shape)
     if self.pair is not None:
       second_start_B1 = 2 + first_length_B1
-      positions_BL = np.where(
-        positions_BL >= second_start_B1, positions_BL - second_start_B1, positions_BL
-      )
+      is_second_BL = positions_BL >= second_start_B1
+      positions_BL = np.where(is_second_BL, positions_BL - second_start_B1, positions_BL)
     rows["encoder_token_types"] = np.take(self.languages, rows["encoder_token_types"].astype(int))
     rows["encoder_positions"] = positions_BL
     return rows

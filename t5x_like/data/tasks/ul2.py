@@ -9,7 +9,7 @@ denoiser in each epoch, all equally often or by `rates`.
     S  sequential     L / 4   25%, one span at the end     [S2S]
     X  extreme        3, 8    50%; 64 at 15% and at 50%    [NLG]
 
-S is the prefix LM as the paper casts it: the window's last quarter is one span of noise. Features
+S is a prefix LM in the paper's form: the last quarter of the window is one span of noise. Features
 have the greatest lengths of all denoisers: the encoder's length comes from R, the decoder's from X.
 For example, with L = 512, R (3, 0.15) has 462 inputs and 104 targets, S has 386 and 130, and
 X (3, 0.5) has 342 and 342 in 85 spans, so the vocabulary needs 85 sentinels.
@@ -18,8 +18,8 @@ Spans are cut as in T5 (uniformly among all cuts with this mean; the paper allow
 uniform"). A denoiser with a single span therefore has it at the end of the window, such as
 X (64, 0.15) at L = 512 with a span of 77 tokens; `random_roll` puts the span anywhere.
 
-With `mode_tokens` every input begins with the text of its mode, as in the released models' prompts;
-a vocabulary that has these spellings as pieces gives one token for each, any other spells them out.
+With `mode_tokens` every input begins with the text of its mode, as in the prompts of the released
+models. It is one token if the vocabulary has it as a piece, and otherwise several.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from t5x_like.quiet_tensorflow import tf
 from t5x_like.slots import Length
 from t5x_like.vocabularies import Vocabulary, padding_id
 
-SENTINELS = True  # before the spans of its targets; see `laptop`
+SENTINELS = True  # the targets have sentinels before their spans; see `laptop`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -311,10 +311,10 @@ def test_bad_input_of_tagging_is_refused(tmp_path, contents, arguments, name):
 @pytest.mark.parametrize(
   "contents, arguments, names",
   [
-    (format_squad(("Bob", 0)), {}, ("found 'Ada' at place 0", "'Bob'")),
+    (format_squad(("Bob", 0)), {}, ("found 'Ada' at position 0", "'Bob'")),
     (format_squad(("Ada", 0)), {"length": 20}, ("config.task.length: found 20 with stride 128",)),
     ("[]", {}, ("found a JSON array",)),
-    (format_squad(("program.", -8)), {}, ("found '' at place -8 of the context",)),
+    (format_squad(("program.", -8)), {}, ("found '' at position -8 of the context",)),
     (format_squad(("Ada", None)), {}, ("in field 'answers'", "text, answer_start")),
     (format_squad((3, 0)), {}, ("in field 'answers'", "text, answer_start")),
   ],

@@ -222,7 +222,7 @@ def _pair_rows(
       tokens_BL,
       valid_BL,
       np.arange(tokens_BL.shape[1]) >= first_B[:, None],
-      placed=(np.arange(index_B.size), zero_B, zero_B),
+      positions_n=(np.arange(index_B.size), zero_B, zero_B),
       shape=(index_B.size, length),
       start_id=vocabularies.start_id(vocabulary),
       pad_id=vocabulary.pad_id or 0,
