@@ -27,6 +27,7 @@ from t5x_like.store import writer
 from t5x_like.store.manifest import Array
 from t5x_like.store.shards import Shard, array_directories
 
+# The keys of a record with counts of skipped items, amounts removed from items, and items' lengths.
 _COUNTS = ("skipped", "removed", "lengths")
 
 
@@ -184,7 +185,7 @@ def _load_or_begin_record(job: Job, number: int, path: AnyPath) -> dict[str, Any
     return new_record
   record = json.loads(content)
   if record["key"] != new_record["key"]:
-    print(f"{path}: of files that changed since; made anew", flush=True)
+    print(f"{path}: the source's files have changed since; building the part again", flush=True)
     _remove_part(job, number, record)
     return new_record
   intact = list(itertools.takewhile(_shard_check(job, record), record["shards"]))
@@ -235,6 +236,7 @@ def _shard_check(job: Job, record: dict[str, Any]) -> Callable[[dict[str, Any]],
 
 
 def _shard_size_check(work: RemotePath, record: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+  """Return a function that checks the sizes of a recorded shard's files; see `_shard_check`."""
   arrays = [Array(**array) for array in record["arrays"]]
   part = record["shards"][0]["name"][:6] if record["shards"] else ""
   sizes = {}
@@ -249,15 +251,17 @@ def _shard_size_check(work: RemotePath, record: dict[str, Any]) -> Callable[[dic
       value_bytes = np.dtype(array.dtype).itemsize * array.width
       expected[values] = shard["values"][array.name] * value_bytes
       expected[ends] = shard["items"] * 8
-    return all(
-      sizes[directory].get(shard["name"], -1) in (None, size)
-      for directory, size in expected.items()
-    )
+    for directory, expected_size in expected.items():
+      size = sizes[directory].get(shard["name"], -1)
+      if size is not None and size != expected_size:  # some servers do not tell sizes
+        return False
+    return True
 
   return has_sizes
 
 
 def _sha256(path: AnyPath) -> str | None:
+  """Return the SHA-256 of a file, or None if it cannot be read."""
   try:
     with path.open("rb") as stream:
       return hashlib.file_digest(stream, "sha256").hexdigest()

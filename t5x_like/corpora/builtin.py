@@ -24,7 +24,7 @@ from t5x_like.store.manifest import FORMAT
 from t5x_like.store.tokens import TokenStore
 
 NAME = "builtin"
-_VERSION = 3  # of the contents
+_VERSION = 3  # the version of the contents
 
 
 def prepare_split(split: str, append_eos: bool) -> str:

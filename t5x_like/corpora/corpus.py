@@ -35,12 +35,12 @@ from t5x_like.files.locks import DirectoryInUse
 from t5x_like.files.paths import AnyPath, LocalPath, as_path
 from t5x_like.store import manifest as manifests
 
-_EDITION = 1  # of the result for the same request
+_EDITION = 1  # the version of the result for the same request
 # source bytes per process beyond the first, because a process takes seconds to start
 _WORKER_BYTES = 2**23
-_PULSE_SECONDS = 10.0
+_BEAT_SECONDS = 10.0  # the time between two changes of the lock by its holder
 _NOTICE_SECONDS = 60.0
-_SILENCE_SECONDS = 600.0  # without a pulse of the preparing process
+_SILENCE_SECONDS = 600.0  # a process gives up waiting for a lock that has not changed for so long
 
 
 def prepare_split(corpus: Corpus, split: str, append_eos: bool) -> str:
@@ -53,7 +53,7 @@ def prepare_split(corpus: Corpus, split: str, append_eos: bool) -> str:
 
   Raises:
     UserError: the source, vocabulary or cache cannot be used, the split or a cleaning step does not
-      exist, or the process that prepares the store shows no sign of life.
+      exist, or the process that prepares the store has not changed its lock for too long.
   """
   request = _Request(corpus, split, append_eos)
   with _wait_for_turn(request.root, request.digest, corpus.source, request.is_prepared):
@@ -154,6 +154,7 @@ class _Request:
 
 
 def _open_documents(corpus: Corpus, root: str, request: str) -> Documents:
+  """Open a corpus's documents; an error names a store that was made from them earlier."""
   try:
     return Documents(corpus.source, data_dir=corpus.data_dir, text_field=corpus.text_field)
   except UserError as error:
@@ -179,28 +180,28 @@ class _WaitingNotice:
 
   Args:
     source: the source that the other process prepares.
-    lock: the file that shows by its time of modification that the process lives.
+    lock: the lock file, whose modification time the process changes at intervals.
   """
 
   def __init__(self, source: str, lock: AnyPath):
     now = time.monotonic()
     self._start_time = now
     self._last_notice: float | None = None
-    self._last_pulse = now
+    self._last_beat = now
     self._source = source
     self._lock = lock
     self._lock_time: int | None = None
 
   def update(self) -> None:
-    """Print the notice if it is due; raise UserError if the other process shows no sign of life."""
+    """Print the notice if it is due; raise UserError if the lock has not changed for too long."""
     now = time.monotonic()
     lock_time = self._lock.modified_time()
     if lock_time is None or lock_time != self._lock_time:
       self._lock_time = lock_time
-      self._last_pulse = now
-    if now - self._last_pulse > _SILENCE_SECONDS:
+      self._last_beat = now
+    if now - self._last_beat > _SILENCE_SECONDS:
       raise UserError(
-        f"{self._lock}: held by another process, which has shown no sign of life for "
+        f"{self._lock}: held by another process, which has not changed it for "
         f"{_SILENCE_SECONDS / 60:.0f} minutes: end it and run this command again"
       )
     if self._last_notice is None or now - self._last_notice > _NOTICE_SECONDS:
@@ -227,7 +228,7 @@ def _wait_for_turn(
     while isinstance(directory, LocalPath) or not is_prepared():
       try:
         lock = exclusive.hold_directory(
-          directory, name, exclusive.WRITING, f".{request}.lease", _PULSE_SECONDS
+          directory, name, exclusive.WRITING, f".{request}.lease", _BEAT_SECONDS
         )
         stack.enter_context(contextlib.closing(lock))
         break

@@ -49,9 +49,11 @@ def sign_part(job: Job, number: int) -> None:
 
 
 def _sign(job: Job, number: int, path: AnyPath) -> None:
+  """Save the signatures of a part's cleaned texts for every step that compares them."""
   pulse = progress_files.Pulse(job.progress / "now" / "signatures" / f"{number:06d}")
   is_kept: list[bool] = []
   steps = duplicate_steps(job)
+  # The first array, which is empty, has the signatures' shape and dtype if there is no page.
   signatures = {step.name: [step.sign("")[:0]] for step in steps}
   for item in job.kind.read(number):
     text = job.kind.clean(item)[0]
@@ -143,7 +145,10 @@ def load_marks(job: Job, number: int) -> dict[str, DuplicateMarks]:
 def _live_positions(
   job: Job, number: int, arrays: dict[str, np.ndarray]
 ) -> Iterator[tuple[Duplicates, np.ndarray]]:
-  """Yield each step and the positions of the signatures of pages that no earlier step removed."""
+  """Yield each step and the positions of the signatures of live pages.
+
+  A page is live until a step removes it.
+  """
   is_live_P = np.ones(np.count_nonzero(arrays["kept"]), bool)
   for step in duplicate_steps(job):
     page_n = np.repeat(np.arange(is_live_P.size), arrays[f"{step.name}_lengths"])
@@ -162,6 +167,7 @@ def _marked_positions(
 
 
 def _load_marked_positions(job: Job, comparison: Comparison, number: int) -> np.ndarray:
+  """Return the positions that a comparison marked in a part."""
   return _load_arrays(job, comparison.name, number)["places"]
 
 

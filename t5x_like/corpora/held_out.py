@@ -20,7 +20,7 @@ from t5x_like.corpora.sources import Source
 from t5x_like.corpora.sources._files import SPLIT_WORDS
 from t5x_like.errors import UserError
 
-_MAX_DOCUMENTS_TO_CUT = 1000  # of a larger corpus, no document is cut
+_MAX_DOCUMENTS_TO_CUT = 1000  # the documents of a larger corpus are not cut
 _LINE = re.compile(r"\n+")
 _SPACE = re.compile(r"\s+")
 # Positions where a document may be cut, the preferred ones first.

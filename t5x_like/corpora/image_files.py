@@ -17,15 +17,15 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 _ORIENTATION = 0x112  # EXIF's tag; 1 is upright, 2 to 8 are turned or mirrored
 _GREY = ("1", "L", "LA", "La")
 _MAX_OF_16_BITS = 2**16 - 1
-_OVERSHOOT = 0.5  # beyond the range of fractions
+_OVERSHOOT = 0.5  # how far fractions may be outside their range; they are then cut off
 
 
 class UnusableImage(Exception):
   """Reports that the bytes of a file are no usable image; the message has the reason."""
 
 
-def read_image(data: bytes, use: Callable) -> Any:
-  """Open an image and return `use` of the Pillow image.
+def read_image(data: bytes, function: Callable) -> Any:
+  """Open an image and return the result of a function of the Pillow image.
 
   Raises:
     UnusableImage: the image is damaged or too large.
@@ -37,7 +37,7 @@ def read_image(data: bytes, use: Callable) -> Any:
     try:
       with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         if image.width * image.height <= MAX_PIXELS:
-          return use(image)
+          return function(image)
     except Image.DecompressionBombError:
       pass
     except UnusableImage:
@@ -77,8 +77,9 @@ def turn_upright(image, size_2: tuple[int, int] | None = None):
 def to_8_bits(image):
   """Convert a Pillow image to 8-bit grey or RGB.
 
-  Images of 16 bits lose the lower eight. In images of 32 bits, whole numbers up to 255 and up to
-  65,535 count as 8 and 16 bits, and fractions up to 1 and up to 255 as shares of white and 8 bits.
+  Images of 16 bits lose the lower eight. In images of 32 bits, the largest value decides: whole
+  numbers up to 255 are taken as 8 bits and up to 65,535 as 16 bits, fractions up to 1 as shares of
+  white and up to 255 as 8 bits.
 
   Raises:
     UnusableImage: the pixels of 32 bits have other values.
@@ -88,14 +89,14 @@ def to_8_bits(image):
   if image.mode == "F":
     return Image.fromarray(_fractions_to_bytes(np.asarray(image)))
   if image.mode == "I":
-    return Image.fromarray(_of_whole_numbers(np.asarray(image)))
+    return Image.fromarray(_whole_numbers_to_bytes(np.asarray(image)))
   if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
     high_bits = np.asarray(image).astype(np.int64) >> 8
     return Image.fromarray(high_bits.clip(0, 255).astype(np.uint8))
   return image.convert("L" if image.mode in _GREY else "RGB")
 
 
-def _of_whole_numbers(pixels_YX: np.ndarray) -> np.ndarray:
+def _whole_numbers_to_bytes(pixels_YX: np.ndarray) -> np.ndarray:
   """Convert 32-bit whole numbers to 8 bits."""
   low = int(pixels_YX.min())
   high = int(pixels_YX.max())

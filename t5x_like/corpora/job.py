@@ -132,6 +132,7 @@ class Job:
     return self._beside("progress")
 
   def _beside(self, suffix: str) -> AnyPath:
+    """Return the path `.<name>.<suffix>` in the folder of the store."""
     start = self.path.rfind("/") + 1
     return as_path(f"{self.path[:start]}.{self.path[start:]}.{suffix}")
 

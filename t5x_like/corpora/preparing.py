@@ -28,7 +28,7 @@ def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:
       vocabulary cannot be used.
   """
   with contextlib.ExitStack() as stack:
-    lease_checks = [stack.enter_context(_own_directories(job)) for job in jobs]
+    lease_checks = [stack.enter_context(_reserve_directories(job)) for job in jobs]
     records = [_build_parts(job, engine) for job in jobs]
     contents = []
     for job, job_records in zip(jobs, records, strict=True):
@@ -72,7 +72,7 @@ def _build_parts(job: Job, engine: Engine) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _own_directories(job: Job) -> Iterator[Callable[[], None]]:
+def _reserve_directories(job: Job) -> Iterator[Callable[[], None]]:
   """Create the job's directories and keep other processes out of them.
 
   A lock, or a lease where there are no locks, keeps others out. Directories that another job left
@@ -125,7 +125,7 @@ def _clear_unless_resumed(job: Job) -> None:
         f"{min(files)}, expected an empty address for the store; choose another output, or remove "
         "them"
       )
-  # the key file is last: it permits deleting the others
+  # The key file is deleted last, because only its presence permits deleting the others.
   for leftover in (work, *progress.iterdir()):
     if leftover.is_dir():
       leftover.rmtree()

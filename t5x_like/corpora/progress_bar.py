@@ -107,6 +107,7 @@ class _Display:
     )
 
   def update(self) -> None:
+    """Read the progress and show it; lines are printed at intervals."""
     size, amount = self._parts.read_progress()
     now = time.monotonic()
     seconds = max(now - self._start_time, 1e-9)

@@ -17,10 +17,11 @@ from t5x_like.files.remote import RemotePath
 
 _HEAD = 65  # a SHA-256 in hexadecimal, and a line end
 _PULSE_SECONDS = 2.0
-_PATIENCE_SECONDS = 5.0
+_WAIT_SECONDS = 5.0
 
 
 def save(path: AnyPath, content: bytes) -> None:
+  """Write a file with the checksum of its content."""
   path.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
 
@@ -35,6 +36,7 @@ def load(path: AnyPath) -> bytes | None:
 
 
 def save_arrays(path: AnyPath, **arrays: np.ndarray) -> None:
+  """Write a file of named arrays."""
   buffer = io.BytesIO()
   np.savez(buffer, **arrays)
   save(path, buffer.getvalue())
@@ -67,7 +69,7 @@ def is_written(progress: AnyPath) -> bool:
   """
   if isinstance(progress, RemotePath):
     return False
-  deadline = time.monotonic() + _PATIENCE_SECONDS  # a process ends soon after losing its parent
+  deadline = time.monotonic() + _WAIT_SECONDS  # a process ends soon after losing its parent
   while True:
     try:
       Lock(progress / "writers").close()

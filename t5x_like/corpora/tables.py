@@ -29,11 +29,11 @@ _SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=([^,]+)")
 _SUFFIXES = ".csv, .tsv, .jsonl, .json, .parquet or .arrow"
 
 # Usual names of columns, the likeliest first.
-_TEXTS = """
+_TEXT_NAMES = """
   text sentence review content comment message body tweet document utterance question query
   headline title description input review_text comment_text tweet_text
 """.split()
-_PAIRS = (
+_PAIR_NAMES = (
   ("sentence1", "sentence2"),
   ("text1", "text2"),
   ("text_a", "text_b"),
@@ -42,7 +42,7 @@ _PAIRS = (
   ("question", "sentence"),
   ("query", "passage"),
 )
-_LABELS = """
+_LABEL_NAMES = """
   label labels class category target sentiment topic intent emotion polarity rating stars score tag
   y label_text
 """.split()
@@ -113,6 +113,7 @@ def _common_format(path: str, files: Sequence[str]) -> str:
 
 
 def _first_character(path: str) -> str:
+  """Return the first character of a file that is not white space, or an empty string."""
   try:
     with _compression.open_plain(path) as file:
       return file.read(4096).decode("utf-8", "replace").removeprefix("\ufeff").lstrip()[:1]
@@ -121,6 +122,7 @@ def _first_character(path: str) -> str:
 
 
 def _source_for_directory(folder: str) -> str:
+  """Return the source for the files in a directory; see `source_for_path`."""
   paths = globs.find_matches(f"{glob.escape(folder)}/*")
   if any(os.path.basename(path) in _DATASETS_FILES for path in paths):
     return f"arrow:{folder}"
@@ -163,10 +165,10 @@ def guess_texts(columns: Sequence[str], label: str | None) -> list[str]:
     label: the column of the label, if known.
   """
   by_name = {column.strip().lower(): column for column in reversed(columns)}
-  for first, second in _PAIRS:
+  for first, second in _PAIR_NAMES:
     if first in by_name and second in by_name:
       return [by_name[first], by_name[second]]
-  for name in _TEXTS:
+  for name in _TEXT_NAMES:
     if name in by_name and by_name[name] != label:
       return [by_name[name]]
   unlabelled = [column for column in columns if column != label]
@@ -176,7 +178,7 @@ def guess_texts(columns: Sequence[str], label: str | None) -> list[str]:
 def guess_label(columns: Sequence[str]) -> str | None:
   """Return the label's column: one with a usual name, else the only one besides the text."""
   by_name = {column.strip().lower(): column for column in reversed(columns)}
-  for name in _LABELS:
+  for name in _LABEL_NAMES:
     if name in by_name:
       return by_name[name]
   texts = guess_texts(columns, None)

@@ -199,6 +199,7 @@ class TokenStoreKind(StoreKind):
 
 @functools.lru_cache(16)  # splits
 def _open_documents(kind: TokenStoreKind) -> Documents:
+  """Open the documents of a split; UserError if they changed since the preparation began."""
   documents = Documents(kind.source, data_dir=kind.data_dir, text_field=kind.text_field)
   if checked_json.digest(documents.facts()) != kind.documents_sha256:
     raise UserError(
@@ -215,6 +216,7 @@ def _list_parts(kind: TokenStoreKind) -> list[tuple[int, int]]:
 
 @functools.lru_cache(2)
 def _load_vocabulary(kind: TokenStoreKind) -> vocabularies.Vocabulary:
+  """Load the vocabulary; UserError if it changed since the preparation began."""
   vocabulary = vocabularies.load(kind.vocabulary_path)
   if vocabulary.fingerprint != kind.vocabulary_fingerprint:
     raise UserError(

@@ -134,7 +134,7 @@ with corpus._wait_for_turn({str(folder / "cache")!r}, sys.argv[1], "x", bool):
   assert is_waiting.wait(60)
   assert not tasks
   monkeypatch.setattr(corpus, "_SILENCE_SECONDS", -1.0)
-  with refuses(".lock: held by another process, which has shown no sign of life"):
+  with refuses(".lock: held by another process, which has not changed it for"):
     build_task()
   monkeypatch.setattr(corpus, "_SILENCE_SECONDS", 600.0)
   holder.kill()

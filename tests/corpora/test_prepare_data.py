@@ -246,7 +246,7 @@ def test_damaged_files_of_an_interrupted_run_are_written_again(pages, tmp_path):
 
 
 def test_store_that_another_process_still_writes_is_refused(texts, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(progress_files, "_PATIENCE_SECONDS", 0)
+  monkeypatch.setattr(progress_files, "_WAIT_SECONDS", 0)
   progress = tmp_path / ".train.progress"
   progress.mkdir()
   with progress_files.mark_writing(as_path(progress)):

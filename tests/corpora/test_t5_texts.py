@@ -302,7 +302,7 @@ def test_closed_book_questions_have_their_prefix_and_every_answer(name, prefix, 
 def test_every_task_of_glue_superglue_and_squad_has_t5s_text():
   texts = {name: task.text for name, task in find_benchmarks().items() if task.text}
   assert texts.keys() == find_benchmarks().keys() - {"squad/squad_v2"}
-  rewritten = {name: text.rewritten for name, text in texts.items() if text.rewritten}
+  rewritten = {name: text.t5_form for name, text in texts.items() if text.t5_form}
   assert rewritten == {
     "glue/stsb": "stsb",
     "superglue/multirc": "multirc",

@@ -39,7 +39,7 @@ def mark_repeats(
 
 
 def first_positions(signatures: np.ndarray, positions: np.ndarray, before: np.ndarray) -> Entries:
-  """Return the first position of each signature of a part."""
+  """Return the first position of each signature of a part, as the entries of a `Comparison`."""
   key, first = np.unique(signatures, return_index=True)
   return {"key": key, "position": positions[first]}
 

@@ -154,6 +154,7 @@ def read_texts(path: str) -> Iterator[str]:
 
 
 def _matching_files(pattern: str) -> list[str]:
+  """Return the files of a pattern; UserError for an alternative without files."""
   paths = []
   for expanded in globs.expand(pattern):
     matches = globs.find_matches(expanded)

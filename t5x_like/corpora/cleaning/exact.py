@@ -11,6 +11,8 @@ from t5x_like.corpora.cleaning._repeats import Repeats, first_positions, hash_te
 
 @dataclasses.dataclass(frozen=True)
 class Step(Repeats):
+  """The cleaning step `exact`, whose signature is the hash of a page."""
+
   stage = 1
   comparisons = (Comparison("exact", first_positions, mark_repeats),)
 

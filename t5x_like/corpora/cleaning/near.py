@@ -18,12 +18,13 @@ from t5x_like.corpora.cleaning import CleanResult, Comparison, Duplicates, Entri
 from t5x_like.corpora.cleaning._repeats import hash_text, sort_by_key
 
 SHINGLE = 5  # words
-# 16 bands of 8: a pair of similarity 0.8 shares a band with probability 0.95, one of 0.5 0.06
+# With 16 bands of 8 minima, two pages of similarity 0.8 share a band with probability 0.95, and two
+# of similarity 0.5 with probability 0.06.
 HASHES = 128
 BANDS = 16
 MIN_SIMILARITY = 0.8  # minimum share of equal minima in near duplicates
 REPRESENTATIVES = 1024  # maximum pages per key with which others are compared
-_ROWS = 2**14  # compared at once; bounds memory
+_PAIRS_AT_ONCE = 2**14  # pairs of signatures to compare together, within memory
 
 
 def mark_shared(
@@ -74,10 +75,10 @@ def mark_similar(
 def _are_similar(minhash: np.ndarray, first_m: np.ndarray, second_m: np.ndarray) -> np.ndarray:
   """Compare pairs of signatures by their positions: bool [m]."""
   is_similar_m = np.empty(first_m.size, bool)
-  for start in range(0, first_m.size, _ROWS):
-    rows = slice(start, start + _ROWS)
-    is_equal = minhash[first_m[rows]] == minhash[second_m[rows]]
-    is_similar_m[rows] = np.mean(is_equal, axis=1) >= MIN_SIMILARITY
+  for start in range(0, first_m.size, _PAIRS_AT_ONCE):
+    pairs = slice(start, start + _PAIRS_AT_ONCE)
+    is_equal = minhash[first_m[pairs]] == minhash[second_m[pairs]]
+    is_similar_m[pairs] = np.mean(is_equal, axis=1) >= MIN_SIMILARITY
   return is_similar_m
 
 
@@ -91,7 +92,10 @@ def band_keys(minhash: np.ndarray) -> np.ndarray:
 
 
 def _band_entries(minhash: np.ndarray, positions: np.ndarray, marked: np.ndarray) -> Entries:
-  """Return each band key of a part once."""
+  """Return each band key of a part once.
+
+  The comparison marks the keys that several parts have, so a key is also its own position.
+  """
   key = np.unique(band_keys(minhash))
   return {"key": key, "position": key.view(np.int64)}
 
@@ -108,6 +112,8 @@ def _near_entries(minhash: np.ndarray, positions: np.ndarray, marked: np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class Step(Duplicates):
+  """The cleaning step `near`, whose signature is the MinHash of a page."""
+
   stage = 2
   edition = 3  # edition 2 found no words in scripts without spaces
   comparisons = (
@@ -155,6 +161,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _multipliers() -> tuple[np.ndarray, np.ndarray]:
+  """Return the odd factor and the addend of each hash function, uint32 [HASHES] each."""
   generator = np.random.default_rng(20)  # part of the definition of a signature
   return (
     generator.integers(0, 2**32, HASHES, dtype=np.uint32) | np.uint32(1),

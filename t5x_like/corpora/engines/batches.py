@@ -14,7 +14,7 @@ from t5x_like.corpora import building
 from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import ItemBatch, Job, StoredBatch, StoreKind
 
-_MAX_BATCHES_ALONE = 2  # for which starting processes does not pay
+_MAX_BATCHES_ALONE = 2  # so few are made in this process: starting others would take longer
 
 
 class Engine(processes.Engine):
@@ -38,5 +38,6 @@ class Engine(processes.Engine):
 
 
 def _make_batch(kind: StoreKind, batch: ItemBatch) -> StoredBatch:
+  """Make a batch in a worker process."""
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes share the cores
   return kind.make(batch)

@@ -1,4 +1,4 @@
-"""`beam`: build the parts of a job on any runner of Apache Beam (the extra `beam`).
+"""`beam`: builds the parts of a job on any runner of Apache Beam (the extra `beam`).
 
 Beam decides which worker builds a part, and which compares the entries of a key. Workers call the
 same functions as the other engines, so they write the same bytes. Pipelines use only transforms

@@ -1,4 +1,4 @@
-"""Prepare a corpus in processes of this machine.
+"""`processes`: builds the parts of a job in processes of this machine.
 
 To compare documents, each part's entries are written to disk sorted by key. A range of keys is then
 one slice of every part's files. Ranges hold about 256 MB each and are matched one after another or

@@ -171,12 +171,15 @@ class Source(abc.ABC):
 
 
 def formats() -> list[str]:
+  """Return the names of all formats."""
   return slots.names(sys.modules[__name__])
 
 
 def _suggest(source: str, name: str) -> str:
   """Suggest the format of a path without one, by its suffix, or the format nearest to a name."""
-  suffixes = source.rpartition("/")[2].split(".")[1:] if name == source else []
+  suffixes = []
+  if name == source:
+    suffixes = source.rpartition("/")[2].split(".")[1:]
   for suffix in reversed(suffixes):
     format = {"txt": "text"}.get(suffix, suffix)
     if format in formats():
@@ -205,9 +208,9 @@ def open_source(
       f"source {source!r}: found format {name!r}, expected one of {', '.join(formats())}"
       f"{_suggest(source, name)}; write it as format:rest, such as jsonl:corpus/*.jsonl.gz"
     )
-  make = slots.find("source", name, sys.modules[__name__], "Source")
+  source_class = slots.find("source", name, sys.modules[__name__], "Source")
   try:
-    opened_source = make(spec, fields=fields, data_dir=data_dir)
+    opened_source = source_class(spec, fields=fields, data_dir=data_dir)
   except OSError as error:
     if error.errno != errno.ENAMETOOLONG:
       raise
@@ -296,6 +299,7 @@ def field_value(record: Record, field: str, where: str) -> Any:
       _, star, path = field.partition(".*.")
       if not star:
         return content
+      # An element may be a list too, so it is put into a record, under the name "".
       return [field_value({"": element}, f".{path}", where) for element in content]
     elif isinstance(content, list) and all(
       isinstance(element, dict) and name in element for element in content
@@ -329,6 +333,7 @@ def field_text(record: Record, field: str, where: str) -> str | Skip:
 
 
 def _missing_field(name: str, field: str, names: list, where: str) -> UserError:
+  """Return the error of a record without part `name` of the path `field`."""
   available = [str(available_name) for available_name in names]
   return UserError(
     f"{where}: found no field {name!r} among {', '.join(available[:12]) or 'none'}, "

@@ -9,7 +9,7 @@ from t5x_like.files import globs
 from t5x_like.files.paths import as_path
 
 _UTF8 = 0x800  # the flag of a file whose name is declared as UTF-8
-# bytes of one file: more than any image has, and few enough to stop a decompression bomb
+# The most bytes of one file: more than any image has, and few enough to stop a decompression bomb.
 LONGEST = 2**28
 
 

@@ -9,7 +9,7 @@ from t5x_like.corpora.sources._files import LONGEST, FileSource
 from t5x_like.errors import UserError
 from t5x_like.files.paths import as_path
 
-MAX_RECORDS_AT_ONCE = 1024  # that a format decodes together
+MAX_RECORDS_AT_ONCE = 1024  # records that a format decodes together
 
 
 class ColumnSource(FileSource):
@@ -52,4 +52,5 @@ class ColumnSource(FileSource):
 
 
 def _has_long_text(record: dict[str, Any]) -> bool:
+  """Return whether a cell of a record is a text of over `LONGEST` characters."""
   return any(isinstance(cell, str) and len(cell) > LONGEST for cell in record.values())

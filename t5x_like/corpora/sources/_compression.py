@@ -1,6 +1,6 @@
 """Open compressed files as plain bytes.
 
-The first bytes, else the suffix, reveal the compression.
+The first bytes of a file tell the compression or, if they do not, its suffix.
 """
 
 import bz2
@@ -19,6 +19,7 @@ _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # text can also begin with "BZh"
 _ENDS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 SUFFIXES = tuple(_ENDS)
 _PIECE = 2**17
+# The errors that reading a damaged or truncated file raises.
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 
 
@@ -29,6 +30,7 @@ def kind(path: str) -> str | None:
 
 
 def _kind(path: str, file: BinaryIO) -> str | None:
+  """Return the compression of an open file, which is left at its beginning."""
   head = file.read(10)
   file.seek(0)
   for name, magic in _MAGIC.items():

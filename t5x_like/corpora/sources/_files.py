@@ -13,10 +13,10 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files import globs, local
 from t5x_like.files.paths import as_path, is_remote
 
-# maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
+# The most bytes of a line, or of a file that is one text; longer texts are skipped and counted.
 LONGEST = 2**27
 
-# in names of files -> the split
+# Words in the names of files, and the splits that they mean.
 SPLIT_WORDS = {"train": "train", "training": "train", "test": "test"}
 SPLIT_WORDS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 _PIECE = 2**20
@@ -33,7 +33,7 @@ class FileSource(Source):
     data_dir: ignored for files.
   """
 
-  only_text = False  # if true, the text of a document does not depend on the field
+  only_text = False  # whether records have nothing but a text, whatever the name of the field
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self.fields = fields
@@ -161,7 +161,8 @@ def irregular_kind(path: str) -> str | None:
 
 def read_bytes(path: str) -> bytes:
   """Return the bytes of a file; raise UserError if it cannot be read, or is a device or a pipe."""
-  if kind := irregular_kind(path):
+  kind = irregular_kind(path)
+  if kind:
     raise UserError(f"{path}: found {kind}, expected a file")
   try:
     with as_path(path).open("rb") as file:
@@ -227,6 +228,7 @@ def decode(data: bytes, where: str) -> str:
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError) -> UserError:
+  """Return the error of a text in another encoding."""
   content = f"byte 0x{error.object[error.start]:02x} that is not UTF-8 ({error.reason})"
   encoding = "ENCODING"
   if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -238,6 +240,7 @@ def _not_utf8(where: str, error: UnicodeDecodeError) -> UserError:
 
 
 def _unreadable(where: str, path: str, error: Exception) -> UserError:
+  """Return the error of a file that cannot be read or, if compressed, is damaged."""
   try:
     kind = _compression.kind(path)
   except OSError:
@@ -276,7 +279,7 @@ def _patterns(format: str, spec: str) -> dict[str, list[str]]:
 
 
 def _files(format: str, patterns: list[str]) -> dict[str, int]:
-  """Return the files of the patterns, sorted within each, with their sizes.
+  """Return the files of patterns, sorted within each pattern, with their sizes.
 
   Raises:
     UserError: there are no files, or a file is empty.

@@ -8,9 +8,9 @@ bytes of UTF-8 (as in TFDS's `salient_span_wikipedia`):
 
     {"text": "Ada Lovelace was born in London.", "spans": [[0, 12], [25, 31]]}
 
-The finder matches the text of these spans wherever it occurs as whole words, the longest match
-first, with any white space and with the spaces that a tokenizer puts around punctuation. So the
-texts may be a sample of the corpus: a name marked once is matched everywhere.
+The finder matches the text of these spans wherever it occurs as whole words. The longest match
+counts, and spaces may differ, as a tokenizer puts them around punctuation. The texts may therefore
+be a sample of the corpus: a name that is marked once is matched everywhere.
 """
 
 import hashlib
@@ -74,16 +74,11 @@ def record_spans(record: Record, where: str) -> list[tuple[int, int]]:
   text = record.get("text")
   key = next((key for key in KEYS if key in record), None)
   spans_in_record = record.get(key)
-  if (
-    isinstance(text, str)
-    and isinstance(spans_in_record, dict)
-    and {"start", "limit"} <= spans_in_record.keys()
-  ):
-    encoded = text.encode()
-    pairs = zip(spans_in_record["start"], spans_in_record["limit"])
-    spans_in_record = [
-      [len(encoded[: int(at)].decode(errors="ignore")) for at in pair] for pair in pairs
-    ]
+  has_byte_spans = (
+    isinstance(spans_in_record, dict) and {"start", "limit"} <= spans_in_record.keys()
+  )
+  if isinstance(text, str) and has_byte_spans:
+    spans_in_record = _spans_in_characters(text, spans_in_record)
   if not isinstance(text, str) or not isinstance(spans_in_record, list):
     raise UserError(
       f"{where}: found keys {', '.join(record)}, expected 'text' and a list under "
@@ -101,7 +96,17 @@ def record_spans(record: Record, where: str) -> list[tuple[int, int]]:
   return spans
 
 
+def _spans_in_characters(text: str, byte_spans: dict[str, Any]) -> list[list[int]]:
+  """Convert the lists `start` and `limit` of positions in UTF-8 to pairs of characters."""
+  encoded = text.encode()
+  spans = []
+  for pair in zip(byte_spans["start"], byte_spans["limit"]):
+    spans.append([len(encoded[: int(position)].decode(errors="ignore")) for position in pair])
+  return spans
+
+
 def _ends(span: Any) -> tuple[Any, Any]:
+  """Return the start and the end of a span of either form; (None, None) for another form."""
   if isinstance(span, dict):
     return span.get("start"), span.get("end")
   return tuple(span[:2]) if isinstance(span, list) and len(span) >= 2 else (None, None)

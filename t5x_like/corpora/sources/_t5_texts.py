@@ -23,9 +23,9 @@ _END = ".,?!"
 
 
 def stsb(record: Record, where: str, training: bool) -> Iterator[Record]:
-  """Yield the number of STS-B to one decimal place.
+  """Yield a pair of STS-B; the target is its score, rounded to the nearest 0.2, such as "3.4".
 
-  It is rounded to the nearest 0.2 in single precision.
+  It is rounded in single precision, as in the published code.
   """
   del training
   label = str(record["label"])
@@ -57,9 +57,8 @@ def multirc(record: Record, where: str, training: bool) -> Iterator[Record]:
 def record(record: Record, where: str, training: bool) -> Iterator[Record]:
   """Yield a query of ReCoRD: once, with all `answers`, or for training once for each answer."""
   del where
-  passage = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", record["passage"]).replace(
-    "\n@highlight\n", ". "
-  )
+  passage = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", record["passage"])
+  passage = passage.replace("\n@highlight\n", ". ")
   entities = ", ".join(record["entities"])
   query = {"inputs": f"record query: {record['query']} entities: {entities} passage: {passage}"}
   query |= {"answers": record["answers"], "idx": record["idx"]}
@@ -77,7 +76,7 @@ def squad(record: Record, where: str, training: bool, context: bool = True) -> I
   if record["answers"]:
     answers = [_space_punctuation(text) for text in field_value(record, "answers.text", where)]
   question = _space_punctuation(record["question"])
-  texts = [_TRIVIA, question]
+  texts = ["squad trivia question:", question]
   if context:
     texts = ["question:", question, "context:", _space_punctuation(record["context"])]
   example = {
@@ -85,9 +84,6 @@ def squad(record: Record, where: str, training: bool, context: bool = True) -> I
     "targets": answers[0] if answers else UNLABELLED,
   }
   yield example | {"answers": answers, "id": record["id"]}
-
-
-_TRIVIA = "squad trivia question:"
 
 
 def squad_context_free(record: Record, where: str, training: bool) -> Iterator[Record]:
@@ -103,7 +99,7 @@ def wsc(record: Record, where: str, training: bool) -> Iterator[Record]:
   """
   label = _truth(record["label"])
   if not training or label == "True":
-    text = _pronoun_marked(record["text"], record["span2_text"], int(record["span2_index"]), where)
+    text = _mark_pronoun(record["text"], record["span2_text"], int(record["span2_index"]), where)
     referent = record["span1_text"]
     yield {
       "inputs": f"wsc: {text}",
@@ -113,7 +109,7 @@ def wsc(record: Record, where: str, training: bool) -> Iterator[Record]:
     }
 
 
-def _pronoun_marked(text: str, pronoun: str, position: int, where: str) -> str:
+def _mark_pronoun(text: str, pronoun: str, position: int, where: str) -> str:
   """Put asterisks around the word at a position.
 
   Two sentences of WSC have a wrong position; there, the nearest equal word is marked.
@@ -123,16 +119,12 @@ def _pronoun_marked(text: str, pronoun: str, position: int, where: str) -> str:
     words[position] = f"*{pronoun}*"
     return " ".join(words)
   pronoun_pattern = re.compile(rf"({re.escape(pronoun)})([^\w]*)")
-  candidates = sorted(
-    (abs(number - position), number)
-    for number, word in enumerate(words)
-    if pronoun_pattern.fullmatch(word)
-  )
-  if not candidates:
+  numbers = [number for number, word in enumerate(words) if pronoun_pattern.fullmatch(word)]
+  if not numbers:
     raise UserError(
       f"{where}: found no word {pronoun!r} in {text[:60]!r}, expected the pronoun of span2_text"
     )
-  number = candidates[0][1]
+  number = min(numbers, key=lambda candidate: abs(candidate - position))
   _, after = pronoun_pattern.fullmatch(words[number]).groups()
   words[number] = f"*{pronoun}*" + (f" {after}" if after else "")
   return " ".join(words).strip()
@@ -175,7 +167,7 @@ def wnli(record: Record, where: str, training: bool) -> Iterator[Record | Skip]:
   referent = _spell_as_in(candidate, hypothesis)
   words = premise.split(" ")
   pronoun = words[position]
-  if pronoun[-1:] in [*_END]:
+  if pronoun[-1:] in tuple(_END):
     words[position] = f"*{pronoun[:-1]}* {pronoun[-1]}"
   else:
     words[position] = f"*{pronoun}*"
@@ -213,26 +205,29 @@ def _best_pronoun(premise: list[str], hypothesis: list[str]) -> tuple[int, str] 
 
 
 def _between(before: list[str], after: list[str], hypothesis: list[str]) -> str:
-  """Return the words of the hypothesis between others.
+  """Return the words of the hypothesis between `before` and `after`.
 
-  With words on one side only, they are those at its beginning or end.
+  If one of the two is not next to them, they reach to the beginning or the end of the hypothesis.
   """
   if not before and not after:
     return ""
   text = " ".join(hypothesis)
-  try:  # the published code takes words for patterns: those that are none have no referent there
+  # The published code uses the words as a pattern; if it is invalid, there is no referent there.
+  try:
     re.compile(" ".join([*before, *after]))
   except (re.error, OverflowError, RecursionError):
     return ""
-  before, after = ([re.escape(word) for word in words] for words in (before, after))
+  before = [re.escape(word) for word in before]
+  after = [re.escape(word) for word in after]
   for pattern in ([*before, "(.+)", *after], ["^(.+)", *after], [*before, "(.+)$"]):
-    if match := re.search(" ".join(pattern), text):
+    match = re.search(" ".join(pattern), text)
+    if match:
       return match[1]
   return ""
 
 
 def _count_repeated(words: list[str], text: list[str]) -> int:
-  """Count the words at the beginning of a list that occur together in a text."""
+  """Return how many first words of a list occur one after the other in a text."""
   joined_text = " ".join(text)
   for count in range(len(words)):
     if " ".join(words[: count + 1]) not in joined_text:
@@ -269,8 +264,8 @@ def _space_punctuation(text: str) -> str:
 
 def _truth(label: object) -> str:
   """Return False, True or, for any other label, -1."""
-  text = str(label)
-  return {"0": "False", "1": "True"}.get(text, text if text in ("False", "True") else UNLABELLED)
+  names = {"0": "False", "1": "True", "False": "False", "True": "True"}
+  return names.get(str(label), UNLABELLED)
 
 
 # The type of fields whose value must have one.
@@ -289,7 +284,7 @@ def check(form: str, record: Record, where: str) -> None:
   """Raise UserError if a record lacks a field of a form, or has null or another type there."""
   fields, _ = FORMS[form]
   for field in fields:
-    if field == "idx" and form != "multirc":  # only handed on
+    if field == "idx" and form != "multirc":  # it is only copied, where there is one
       continue
     if field not in record:
       raise UserError(
@@ -309,7 +304,7 @@ def check(form: str, record: Record, where: str) -> None:
         )
 
 
-# By form: the fields of the records it reads, and its function.
+# For each form: the fields of the records that it reads, and its function.
 FORMS = {
   "stsb": (("sentence1", "sentence2", "label", "idx"), stsb),
   "multirc": (("question", "answer", "paragraph", "label", "idx"), multirc),

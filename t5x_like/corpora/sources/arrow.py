@@ -24,12 +24,12 @@ class Source(ColumnSource):
   """The rows of Arrow files."""
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    saved = _saved_splits(spec)
-    if saved is None:
+    saved_splits = _saved_splits(spec)
+    if saved_splits is None:
       super().__init__(spec, fields=fields, data_dir=data_dir)
       return
-    listed = [f"{split}={path}" for split, paths in saved.items() for path in paths]
-    super().__init__(",".join(listed), fields=fields, data_dir=data_dir)
+    patterns = [f"{split}={path}" for split, paths in saved_splits.items() for path in paths]
+    super().__init__(",".join(patterns), fields=fields, data_dir=data_dir)
     self.name = os.path.basename(spec.rstrip("/")) or self.name
 
   def classes(self, field: str) -> tuple[str, ...]:
@@ -71,6 +71,7 @@ class Source(ColumnSource):
 
 
 def _reader(file):
+  """Open an Arrow file of either format."""
   import pyarrow.ipc
 
   head = file.read(6)
@@ -79,6 +80,7 @@ def _reader(file):
 
 
 def _batches(reader) -> Iterator:
+  """Iterate over the record batches of a reader of either format."""
   if hasattr(reader, "num_record_batches"):
     return (reader.get_batch(number) for number in range(reader.num_record_batches))
   return iter(reader)
@@ -127,6 +129,7 @@ def _saved_splits(spec: str) -> dict[str, list[str]] | None:
 
 
 def _data_files(folder: AnyPath) -> list[str]:
+  """Return the files of a split, as its `state.json` lists them."""
   state_file = folder / _STATE
   files = _json(state_file).get("_data_files")
   names = []
@@ -141,6 +144,7 @@ def _data_files(folder: AnyPath) -> list[str]:
 
 
 def _json(file: AnyPath) -> dict[str, Any]:
+  """Read a JSON object; raise UserError if the file is unreadable or another value."""
   try:
     content = file.read_bytes()
   except OSError as error:

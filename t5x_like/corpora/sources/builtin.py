@@ -1,6 +1,6 @@
-"""`builtin`: lines of the tiny corpus of `corpora/builtin.py`, to try recipes.
+"""`builtin`: lines of the tiny corpus of `corpora/builtin.py`, with fields for every task.
 
-Records have a field for every task.
+It needs no files, so that any recipe can be tried.
 """
 
 from collections.abc import Iterator
@@ -41,6 +41,7 @@ class Source(Base):
 
 
 def _record(words: list[str]) -> Record:
+  """Return the record of a line: fields that a model can learn from its words."""
   text = " ".join(words)
   longest = max(words, key=len)
   label = "long" if len(words) > 7 else "short"

@@ -49,6 +49,7 @@ class Source(FileSource):
 
 
 def _column(field: str) -> str:
+  """Return the number of a text field's column, as text; raise UserError if it is no number."""
   column = "0" if field == "text" else field
   if not column.isdecimal():
     raise UserError(f"source conll: found text field {field!r}, expected a column number, from 0")
@@ -63,7 +64,7 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
       sentence.
   """
   rows: list[list[str]] = []
-  # lines that begin with `# ` where a sentence may begin
+  # The lines since the last sentence that begin with `# `, each with its layout.
   possible_comments: list[tuple[tuple[bool, int], list[str]]] = []
   # The layout of the last other line: whether tabs separate its columns, and their number.
   last_layout = (False, 0)
@@ -76,14 +77,15 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
     if not rows and line.startswith("# "):
       possible_comments.append((layout, row))
       continue
-    ends = line.startswith(_DOCUMENT) or not line.strip()
-    last_layout = last_layout if ends else layout
-    # Lines with the layout of the next line are words, not comments.
+    ends_sentence = line.startswith(_DOCUMENT) or not line.strip()
+    if not ends_sentence:
+      last_layout = layout
+    # A possible comment with the layout of the next line is a word.
     for comment_layout, comment_row in possible_comments:
       if comment_layout == last_layout:
         rows.append(comment_row)
     possible_comments = []
-    if ends:
+    if ends_sentence:
       if rows:
         yield rows
       rows = []

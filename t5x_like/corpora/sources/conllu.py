@@ -25,7 +25,7 @@ class Source(FileSource):
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     for number, (comments, rows) in enumerate(sentences(path), 1):
-      # skip ranges of contractions and empty nodes
+      # Contractions have a range as their id, and empty nodes a decimal fraction.
       words = [row for row in rows if row[0].isdecimal()]
       columns = {}
       for position, name in enumerate(COLUMNS[1:], 1):
@@ -62,7 +62,8 @@ class Source(FileSource):
 def sentences(path: str) -> Iterator[tuple[list[str], list[list[str]]]]:
   """Yield (comments without `# `, rows of ten columns) per sentence.
 
-  Raises UserError for a malformed row.
+  Raises:
+    UserError: a row has another number of columns, or an invalid id.
   """
   comments: list[str] = []
   rows: list[list[str]] = []
@@ -98,9 +99,9 @@ def text(comments: list[str], rows: list[list[str]]) -> str:
     key, _, value = comment.partition("=")
     if key.strip() == "text":
       return value.strip()
-  # a range (3-4) is the surface form of the words it spans; 5.1 is not a surface word
+  # A row with a range (3-4) has the form of its words in the text. Rows such as 5.1 are not in it.
   words = ""
-  last = 0
+  last = 0  # the end of the last range
   for row in rows:
     if "." in row[0] or ("-" not in row[0] and row[0].isdecimal() and int(row[0]) <= last):
       continue

@@ -1,10 +1,11 @@
 """`csv:PATTERN`: comma-separated columns, one record per row.
 
-Each file starts with a header that names the fields.
+Each file starts with a header that names the fields, unless all fields in use are numbers: then
+there is no header, and columns are numbered from 0.
 
 Cells in double quotes may hold commas, line ends and doubled quotes (RFC 4180). A file whose header
 has semicolons or tabs and no comma is separated by these, as spreadsheets write it in many
-countries. If all fields in use are numbers, there is no header, and columns are numbered from 0.
+countries.
 """
 
 import csv
@@ -23,21 +24,21 @@ class Source(FileSource):
   """One record per row after the header."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
-    def texts() -> Iterator[str]:
-      for number, line in lines(path, ends=True):  # which cells may hold
+    def read_lines() -> Iterator[str]:
+      for number, line in lines(path, ends=True):  # a cell may hold line ends
         if isinstance(line, Skip):
           raise UserError(f"{path}:{number}: found a {line.reason}, expected a table")
         yield line
 
     is_numbered = bool(self.fields) and all(field.isdecimal() for field in self.fields)
-    content = texts()
-    head = []
-    for line in content:
+    remaining_lines = read_lines()
+    head = []  # the lines up to the header
+    for line in remaining_lines:
       head.append(line)
       if line.strip():
         break
     separator = _separator(head[-1] if head else "")
-    rows = csv.reader(itertools.chain(head, content), delimiter=separator, strict=True)
+    rows = csv.reader(itertools.chain(head, remaining_lines), delimiter=separator, strict=True)
     names: list[str] = []
     try:
       for cells in rows:
@@ -65,7 +66,7 @@ class Source(FileSource):
 def _separator(header: str) -> str:
   """Return the character that separates the cells of a header.
 
-  It is a comma, if there is one outside quotes.
+  It is the first of comma, semicolon and tab that occurs outside quotes.
   """
   unquoted = "".join(header.split('"')[::2])
   return next((mark for mark in _SEPARATORS if mark in unquoted), ",")

@@ -52,16 +52,18 @@ class Source(Base):
 
 @functools.lru_cache(maxsize=12)  # four tasks, three splits
 def _records(task: str, split: str, corpus: str, data_dir: str | None) -> list[Record]:
+  """Return the records of a split of a task; its split test comes from the corpus's validation."""
   documents = _documents("validation" if split == "test" else "train", corpus, data_dir)
-  if split != "test":
-    documents = [
-      document
-      for document in documents
-      if benchmark.is_validation_module(document["module"]) == (split == "validation")
-    ]
-  return benchmark.records(task, documents)
+  if split == "test":
+    return benchmark.records(task, documents)
+  documents_of_split = []
+  for document in documents:
+    if benchmark.is_validation_module(document["module"]) == (split == "validation"):
+      documents_of_split.append(document)
+  return benchmark.records(task, documents_of_split)
 
 
 @functools.lru_cache(maxsize=2)
 def _documents(split: str, corpus: str, data_dir: str | None) -> list[Record]:
+  """Return the documents of a split of the corpus `docstrings`."""
   return [record for _, record in docstrings.Source(corpus, data_dir=data_dir).records(split)]

@@ -1,4 +1,4 @@
-"""`docstrings`: the embedded corpus (`data/docstrings/`), built in `data_dir` on first use.
+"""`docstrings`: the embedded corpus (`_docstrings/`), built in `data_dir` on first use.
 
 `docstrings:tiny` has the few standard-library modules from which the built-in store is made.
 """
@@ -11,6 +11,7 @@ from t5x_like.errors import UserError, did_you_mean
 
 
 def _open_builder(spec: str, data_dir: str | None) -> Docstrings:
+  """Return the builder of the corpus of a name, built if necessary."""
   configs = [config.name for config in Docstrings.BUILDER_CONFIGS]
   if spec and spec not in configs:
     raise UserError(

@@ -72,7 +72,7 @@ class Source(Base):
     return [as_path(path).modified_time() for path in self._files_on_disk(split)]
 
   def _files_on_disk(self, split: str) -> list[str]:
-    """Return the files of a split; files in an archive are represented by the archive, once."""
+    """Return the files of a split on disk: an archive, once, instead of the files in it."""
     paths = {}
     for path in self._files[split]:
       archive_and_path = _archives.split(path)
@@ -121,6 +121,7 @@ def _splits_inside(folder: str) -> dict[str, list[str]]:
 
 
 def _has_folders(folder: str) -> bool:
+  """Return whether a folder, or one in an archive, has subfolders."""
   if _archives.split(folder):
     return any("/" in name for name in _below(folder))
   paths = globs.find_matches(f"{glob.escape(folder)}/*")
@@ -128,6 +129,7 @@ def _has_folders(folder: str) -> bool:
 
 
 def _by_split(paths_by_name: dict[str, str]) -> dict[str, list[str]]:
+  """Group folders by the splits that their names mean, such as `val` and `dev` validation."""
   folders: dict[str, list[str]] = {}
   for split in ("train", "validation", "test"):
     for name, path in sorted(paths_by_name.items()):
@@ -181,10 +183,12 @@ def _only_folder(folder: str) -> str:
 
 
 def _is_image(name: str) -> bool:
+  """Return whether the suffix of a file is of an image."""
   return (mimetypes.guess_type(name, strict=False)[0] or "").startswith("image/")
 
 
 def _read(path: str) -> bytes | None:
+  """Return the content of a file, on disk or in an archive; None if it is too long."""
   archive_and_path = _archives.split(path)
   if archive_and_path:
     return _archives.read(*archive_and_path)

@@ -1,9 +1,9 @@
 """`held_out:N@SOURCE`: another source's records, with one in N of `train` held out as `validation`.
 
-The SHA-256 of a record's image, or of the whole record, decides. So every class and every file
-loses its share, equal images stay together, and neither the order of records nor their position
-matters. Of `objects:`, hold out whole photographs by `objects:held_out:10@voc:DIR`; otherwise
-squares of one photograph would be in both splits.
+The SHA-256 of a record's image, or of the whole record, decides. So about the same share of every
+class and every file is held out, equal images stay together, and neither the order of records nor
+their position matters. For `objects:`, hold out whole photographs by
+`objects:held_out:10@voc:DIR`; otherwise objects of one photograph would be in both splits.
 """
 
 import hashlib
@@ -52,6 +52,7 @@ class Source(Derived):
         yield where, record
 
   def _is_held_out(self, record: Record | Skip) -> bool:
+    """Return whether a record of `train` belongs to `validation`, by a hash."""
     if isinstance(record, Skip):
       return False
     values = sorted(record.items())

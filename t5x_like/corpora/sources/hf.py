@@ -19,9 +19,9 @@ from t5x_like.files.file_names import is_inside, quote_name
 from t5x_like.files.local import LocalPath
 
 _ROWS_AT_ONCE = 256
-# The card of a data set; YAML between its first lines of dashes names the files.
+# The card of a data set. YAML between its first two lines of dashes, the front matter, names files.
 _CARD = "README.md"
-_FRONT = re.compile(r"\A---\s*\n(.*?)\n---", re.DOTALL)
+_FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---", re.DOTALL)
 _REVISION = re.compile(r"@([0-9a-f]{40})/")
 
 
@@ -31,7 +31,8 @@ class Source(Base):
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self._where = f"data set {spec}"
     path, _, split = spec.partition("@")
-    self._roots = (path, *_caches(data_dir))
+    # Paths in records must lead into one of these directories.
+    self._roots = (path, *_cache_directories(data_dir))
     dataset = _load_dataset(spec, path, data_dir)
     if split and split not in dataset:
       raise UserError(
@@ -48,7 +49,7 @@ class Source(Base):
     self._splits = {name: self._select_columns(dataset[name]) for name in self.splits}
 
   def _select_columns(self, rows):
-    """Return the rows with the columns in use, images and sounds still encoded."""
+    """Return the rows with only the columns in use, and leave images and sounds encoded."""
     rows = rows.select_columns(self._columns)
     for name in self._columns:
       feature = self._features[name]
@@ -84,7 +85,7 @@ class Source(Base):
           "delete it from the cache"
         ) from error
       for number, cells in enumerate(zip(*columns.values()), start):
-        record = {name: self._plain(name, cell) for name, cell in zip(columns, cells)}
+        record = {name: self._to_plain(name, cell) for name, cell in zip(columns, cells)}
         yield f"{self._where}, split {split}, row {number}", record
 
   def facts(self, field: str) -> dict[str, Any]:
@@ -114,15 +115,15 @@ class Source(Base):
     return facts
 
   def _bytes(self, split: str) -> int:
-    """Return the size of a split, as its card gives it or in memory."""
+    """Return the size of a split in bytes, as its card states it, or else of its tables."""
     split_info = (self._splits[split].info.splits or {}).get(split)
     return int(getattr(split_info, "num_bytes", 0) or 0) or self._splits[split].data.nbytes
 
-  def _plain(self, name: str, cell: Any) -> Any:
+  def _to_plain(self, name: str, cell: Any) -> Any:
     """Convert a cell to plain types: images and sounds to bytes, class labels to names."""
     feature = self._features[name]
     if hasattr(feature, "decode") and isinstance(cell, dict):
-      return _content(cell, f"{self._where}, column {name}", self._roots)
+      return _encoded_bytes(cell, f"{self._where}, column {name}", self._roots)
     if getattr(feature, "names", None) and isinstance(cell, int) and cell >= 0:
       return feature.int2str(cell)
     return cell
@@ -152,7 +153,7 @@ def _load_dataset(spec: str, path: str, data_dir: str | None):
     ) from error
 
 
-def _caches(data_dir: str | None) -> list[str]:
+def _cache_directories(data_dir: str | None) -> list[str]:
   """Return the directories in which `datasets` and `huggingface_hub` keep downloaded files."""
   home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
   return [folder for folder in (data_dir, os.environ.get("HF_DATASETS_CACHE"), home) if folder]
@@ -163,7 +164,7 @@ def _check_card(card: LocalPath) -> None:
 
   `datasets` would open or fetch them.
   """
-  match = _FRONT.match(card.read_text(errors="replace")) if card.is_file() else None
+  match = _FRONT_MATTER.match(card.read_text(errors="replace")) if card.is_file() else None
   if match is None:
     return
   import yaml
@@ -178,32 +179,32 @@ def _check_card(card: LocalPath) -> None:
     if not isinstance(config, dict):
       continue
     for key in ("data_files", "data_dir"):
-      for text in _strings(config.get(key)):
-        if "::" in text or "://" in text or not is_inside(text):
+      for path in _file_names(config.get(key)):
+        if "::" in path or "://" in path or not is_inside(path):
           raise UserError(
-            f"{card}: {key}: found {quote_name(text)}, expected a path in this "
+            f"{card}: {key}: found {quote_name(path)}, expected a path in this "
             "directory; correct the card"
           )
 
 
-def _strings(value: Any) -> Iterator[str]:
-  """Yield the file names in a value of `data_files`.
+def _file_names(data_files: Any) -> Iterator[str]:
+  """Yield the names and patterns of files in a value of `data_files`.
 
-  They are names, by split, or in objects with the key `path`.
+  It is a name, a list, a dictionary by split, or a list of dictionaries `{split: NAME, path: …}`.
   """
-  if isinstance(value, str):
-    yield value
-  elif isinstance(value, dict):
-    for key, content in value.items():
+  if isinstance(data_files, str):
+    yield data_files
+  elif isinstance(data_files, dict):
+    for key, value in data_files.items():
       if key != "split":
-        yield from _strings(content)
-  elif isinstance(value, list):
-    for content in value:
-      yield from _strings(content)
+        yield from _file_names(value)
+  elif isinstance(data_files, list):
+    for value in data_files:
+      yield from _file_names(value)
 
 
 def _parse_name(path: str, spec: str) -> tuple[str, str | None]:
-  """Split `owner/name/config` into the name and the configuration."""
+  """Split `owner/name/config` into the name, with its owner, and the configuration or None."""
   parts = path.split("/")
   if not all(parts) or len(parts) > 3:
     raise UserError(
@@ -212,7 +213,7 @@ def _parse_name(path: str, spec: str) -> tuple[str, str | None]:
   return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
 
 
-def _content(encoded: dict[str, Any], where: str, roots: tuple[str, ...]) -> bytes | None:
+def _encoded_bytes(encoded: dict[str, Any], where: str, roots: tuple[str, ...]) -> bytes | None:
   """Return the bytes of an encoded image or sound, which may be a file in one of `roots`."""
   if encoded.get("bytes") is not None or not encoded.get("path"):
     return encoded.get("bytes")
@@ -230,5 +231,5 @@ def _content(encoded: dict[str, Any], where: str, roots: tuple[str, ...]) -> byt
 
 
 def _size(checksum: Any) -> int:
-  """Return the number of bytes in a file's record of checksums."""
+  """Return the file size that `datasets` recorded with a checksum, in bytes; 0 if it has none."""
   return int(checksum.get("num_bytes") or 0) if isinstance(checksum, dict) else 0

@@ -7,16 +7,17 @@
 
     name      the name of the corpus
     format    the reader of the files, another format of this folder
-    splits    by split, the name of its file, or the possible names, the likeliest first; a list
-              among them is several files that make a split. `RTE/train.tsv` is found in any folder
-              RTE below `data_dir`, or as `data_dir`/train.tsv
+    splits    by split, the name of its file, or a list of possible names, the likeliest first.
+              Instead of a name, there may be a list of files that together are the split.
+              `RTE/train.tsv` is found in any folder RTE below `data_dir`, or as
+              `data_dir`/train.tsv
     header    the columns of a TSV file, unless its first line names one of the fields; the
               languages of `parallel`
     fields    by field, its column, or a path into the record such as `meta.label`; other fields
               keep their names, and a file without that column may have the field itself
-    classes   by field, the names of the classes in the order of the numbers that files may have
-              instead; no names for a number. A test split may lack them: then the value is -1, as
-              in TensorFlow datasets
+    classes   by field, the names of the classes, in the order of their numbers, which files may
+              have instead; an empty list for a field that is a number. A test split may lack the
+              field: then its value is -1, as in TensorFlow datasets
     ragged    whether lines with too few columns are left out and counted; otherwise they are
               refused
 
@@ -56,7 +57,7 @@ _SHARE = re.compile(r"(.+)\[(\d+)?%?:(?:(\d+)%)?\]")
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-  """See the top of this file."""
+  """The table of a benchmark's files; the top of this file explains its keys."""
 
   name: str
   format: str
@@ -89,10 +90,10 @@ class Source(Base):
     """Open the files of a split."""
     check_split(self, split)
     table = self._table
-    spelled = ",".join(f"train={path}" for path in self._paths[split])
     if table.format == "parallel":
       return open_source(f"parallel:{','.join(self._paths[split])}", fields=tuple(table.header))
-    return open_source(f"{table.format}:{spelled}")
+    patterns = ",".join(f"train={path}" for path in self._paths[split])
+    return open_source(f"{table.format}:{patterns}")
 
   def records(
     self, split: str, part: tuple[int, int] | None = None
@@ -146,16 +147,17 @@ class Source(Base):
         yield where, dict(zip(names, cells))
 
   def _record(self, split: str, where: str, record: Record) -> Record:
-    named = dict(record)
+    """Return a record of a file with the fields in use, by their names in the table."""
+    renamed = dict(record)
     for field in self._fields:
       column = self._table.fields.get(field, field)
       if column.partition(".")[0] not in record and field in record:
         column = field
       if field in self._table.classes:
-        named[field] = self._class(split, where, record, field, column)
+        renamed[field] = self._class(split, where, record, field, column)
       else:
-        named[field] = field_value(record, column, where)
-    return named
+        renamed[field] = field_value(record, column, where)
+    return renamed
 
   def _class(self, split: str, where: str, record: Record, field: str, column: str) -> str:
     """Return the name of a record's class."""
@@ -168,7 +170,7 @@ class Source(Base):
       expected = f"one of {', '.join(names)}" if names else "a number"
       raise UserError(f"{where}: found nothing in {column!r}, expected {expected}")
     text = str(label)
-    # where names are numbers, such as 1 to 5, a number is a name
+    # If the names are numbers, such as 1 to 5, a number is a name and not the number of a class.
     is_name = text in names or any(map(str.isdecimal, names))
     if not is_name and text.isdecimal() and int(text) < len(names):
       return names[int(text)]
@@ -245,20 +247,23 @@ def _search(name: str, table: _Table, available: Mapping[str, str], where: str) 
     first_name = parallel.field_path(name, table.header, table.header[0])
   base_name = os.path.basename(first_name)
   if f"/{base_name}".lower() in available:
-    hits = [available[f"/{base_name}".lower()]]
+    matches = [available[f"/{base_name}".lower()]]
   else:
-    hits = [available[key] for key in fnmatch.filter(available, f"*/{first_name.lower()}")]
+    matches = [available[key] for key in fnmatch.filter(available, f"*/{first_name.lower()}")]
   if "*" in name:
-    hits = list(dict.fromkeys(f"{os.path.dirname(path)}/{os.path.basename(name)}" for path in hits))
-  if len(hits) > 1:
+    folders = dict.fromkeys(os.path.dirname(path) for path in matches)
+    matches = [f"{folder}/{os.path.basename(name)}" for folder in folders]
+  if len(matches) > 1:
     raise UserError(
-      f"{where}: found {hits[0]} and {hits[1]}, expected one {name}; give the folder of one of them"
+      f"{where}: found {matches[0]} and {matches[1]}, expected one {name}; give the folder of one "
+      "of them"
     )
-  if not hits:
+  if not matches:
     return None
-  if "{field}" in name:
-    return os.path.basename(name).join(hits[0].rsplit(base_name, 1))
-  return hits[0]
+  if "{field}" in name and base_name in matches[0]:
+    folder, _, suffix = matches[0].rpartition(base_name)  # the suffix of a compression, if any
+    return folder + os.path.basename(name) + suffix
+  return matches[0]
 
 
 def _parse_files(
@@ -292,5 +297,5 @@ def _parse_files(
       continue
     for file in paths[split]:
       if "*" not in file and not as_path(file).exists():
-        raise UserError(f"{file}: no such file, expected that of the split {split}")
+        raise UserError(f"{file}: found no such file, expected the file of the split {split}")
   return paths, shares

@@ -20,27 +20,27 @@ from t5x_like.corpora.sources._files import FileSource
 from t5x_like.errors import UserError
 from t5x_like.files import globs
 
-_EITHER = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")
+_ALTERNATIVES = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")  # {a|b}
 
 
 def field_path(pattern: str, fields: Sequence[str], field: str) -> str:
-  """Return the path of a field's file; raise UserError if `{a|b}` has no part for it."""
+  """Return the path of a field's file; raise UserError if `{a|b}` has no alternative for it."""
 
-  def part(match: re.Match) -> str:
-    parts = match[1].split("|")
+  def choose(match: re.Match) -> str:
+    alternatives = match[1].split("|")
     index = list(fields).index(field)
-    if index >= len(parts):
+    if index >= len(alternatives):
       raise UserError(
         f"source parallel:{pattern}: found {match[0]}, expected a part for each of "
         f"{', '.join(fields)}"
       )
-    return parts[index]
+    return alternatives[index]
 
-  return _EITHER.sub(part, pattern).replace("{field}", field)
+  return _ALTERNATIVES.sub(choose, pattern).replace("{field}", field)
 
 
 class Source(Base):
-  """Records of one line from the file of each of `fields`."""
+  """Records made of one line from the file of each field."""
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self._patterns = spec.split(",")
@@ -52,11 +52,12 @@ class Source(Base):
       )
     if not fields:
       raise UserError(
-        f"source parallel:{spec}: found no fields, expected those that name its files"
+        f"source parallel:{spec}: found no fields, expected the names that {{field}} stands for"
       )
     self.splits = self._splits() if "{split}" in spec else ("train",)
     self.name = lines.Source(self._path(self._patterns[0], self.splits[0], fields[0])).name
     if self.name in (*self.splits, "lines") and "/" in spec:
+      # A file that is named after its split gives its folder's name.
       self.name = self._patterns[0].rsplit("/", 2)[-2]
 
   def _path(self, pattern: str, split: str, field: str) -> str:
@@ -79,7 +80,7 @@ class Source(Base):
     return tuple(sorted(splits))
 
   def _corpora(self, split: str) -> list[dict[str, FileSource]]:
-    """Return the sides of each corpus by field."""
+    """Return the file of each field, for each pattern."""
     corpora = []
     for pattern in self._patterns:
       sides = {}
@@ -99,18 +100,22 @@ class Source(Base):
   def _rows(
     self, pattern: str, split: str, sides: dict[str, FileSource]
   ) -> Iterator[tuple[str, Record | Skip]]:
-    paths = {field: self._path(pattern, split, field) for field in self._fields}
-    end = ("", None)
+    """Yield the records of one pattern; raise UserError if its files differ in length."""
+    paths = [self._path(pattern, split, field) for field in self._fields]
+    past_end = ("", None)
     columns = (side.records("train") for side in sides.values())  # a pattern without split names
-    for number, row in enumerate(itertools.zip_longest(*columns, fillvalue=end), 1):
-      short = [path for path, line in zip(paths.values(), row) if line is end]
-      if short:
+    for number, row in enumerate(itertools.zip_longest(*columns, fillvalue=past_end), 1):
+      short_paths = [path for path, cell in zip(paths, row) if cell is past_end]
+      if short_paths:
+        longer_paths = [path for path in paths if path not in short_paths]
         raise UserError(
-          f"{short[0]}: found {number - 1} lines, expected as many as in the other files "
-          f"({', '.join(path for path in paths.values() if path not in short)})"
+          f"{short_paths[0]}: found {number - 1} lines, expected as many as in the other files "
+          f"({', '.join(longer_paths)})"
         )
-      skip = next((line for _, line in row if isinstance(line, Skip)), None)
-      record = skip or {field: line["text"] for field, (_, line) in zip(paths, row)}
+      line_records = [line_record for _, line_record in row]
+      record = next((skip for skip in line_records if isinstance(skip, Skip)), None)
+      if record is None:
+        record = {field: line["text"] for field, line in zip(self._fields, line_records)}
       yield f"{pattern}:{number}", record
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
@@ -139,4 +144,6 @@ class Source(Base):
     for sides in self._corpora(split):
       corpora.append({field: side.split_facts("train") for field, side in sides.items()})
     first, *further = corpora
-    return first | {"further": further} if further else first
+    if further:
+      return first | {"further": further}
+    return first

@@ -12,8 +12,8 @@ from t5x_like.corpora.sources._nested import Nested
 class Source(Nested):
   """One record per question.
 
-  The fields are example_id (the article's), article, question, options, answer (a letter) and
-  name, `high1.txt-0`.
+  The fields are example_id (the id of the article), article, question, options, answer (a letter)
+  and name (the id of the article and the number of the question, such as `high1.txt-0`).
   """
 
   expected = "id, article, and lists of as many questions, options and answers"

@@ -10,7 +10,11 @@ from t5x_like.corpora.sources._nested import Nested
 
 
 class Source(Nested):
-  """Fields passage, query, entities, answers (distinct texts, sorted) and idx {passage, query}."""
+  """One record per query.
+
+  The fields are passage, query, entities, answers (distinct texts, sorted) and idx {passage,
+  query}.
+  """
 
   expected = (
     "passage with text and entities[] of start, end, and qas[] of query, idx and answers[] of text"
@@ -24,16 +28,17 @@ class Source(Nested):
       entities = sorted({text[span["start"] : span["end"] + 1] for span in spans})
       for query in article["qas"]:
         answers = {answer["text"] for answer in query.get("answers", ())}
-        if wrong := [span for span in answers if not isinstance(span, str)]:
-          raise TypeError(f"found {str(wrong[0])!r}, expected a text")
+        invalid_answers = [answer for answer in answers if not isinstance(answer, str)]
+        if invalid_answers:
+          raise TypeError(f"found {str(invalid_answers[0])!r}, expected a text")
         ids = {
           "passage": article.get("idx", article.get("id")),
           "query": query.get("idx", query.get("id")),
         }
-        about = {
+        yield {
+          "passage": text,
           "query": query.get("query", ""),
           "entities": entities,
           "answers": sorted(answers),
           "idx": ids,
         }
-        yield {"passage": text} | about

@@ -6,14 +6,14 @@ texts of their published code:
 
     inputs   nem: The tower was built in _X_ by his company.     targets   1889
 
-A sentence without a span gives no example. The records of SOURCE have a `text`; their fields go
-with each example. The spans come from one of:
+A sentence without a span gives no example. The records of SOURCE have a field `text`; an example
+has all fields of its record. The spans come from one of:
 
     salient:jsonl:tagged.jsonl
         the records: sentences whose spans a tagger marked, under `spans`, `entities` or `ents`, as
         spaCy and `transformers` write them
     salient:tfds:salient_span_wikipedia/sentences
-        the paper's own
+        the spans of the paper
     salient:text:books/*.txt
         an expression of dates, numbers and names, if records have no such field
     salient:names.jsonl@text:books/*.txt
@@ -21,7 +21,7 @@ with each example. The spans come from one of:
     salient:my_module:find@text:books/*.txt
         a function, `(sentence) -> list of (start, end)` in characters
 
-Texts are cut into sentences (`_salient_rules.py`), but for records with spans of their own.
+Texts are cut into sentences (`_salient_rules.py`), unless the record has spans.
 """
 
 import re
@@ -31,23 +31,29 @@ from t5x_like.corpora.sources import Record, _named_spans, _salient_rules, forma
 from t5x_like.corpora.sources._derived import Derived
 from t5x_like.errors import UserError
 
-VERSION = 1  # of the texts and the expression; raise it when they change
+VERSION = 1  # the version of the texts and the expression; raise it when they change
 _FINDER = re.compile(rf"([^@]+)@((?:{'|'.join(formats())})\b.*)", re.DOTALL)
 
 
 class Source(Derived):
-  """Fields inputs and targets."""
+  """One record per salient span, with the fields `inputs` and `targets`."""
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    del fields  # of the results
+    del fields  # they are names of results, not of the other source's fields
+    name = None
+    inner = spec
     match = _FINDER.fullmatch(spec)
-    name, inner = match.groups() if match else (None, spec)
+    if match:
+      name, inner = match.groups()
     if not inner:
       raise UserError(
         "source salient: expected salient:SOURCE or salient:FINDER@SOURCE, such as "
         "salient:text:*.txt"
       )
-    self._find, finder = _named_spans.load_finder("source salient", name) if name else (None, "")
+    self._find = None
+    finder = ""
+    if name:
+      self._find, finder = _named_spans.load_finder("source salient", name)
     self._inner = open_source(inner, data_dir=data_dir)
     self._derivation = {"form": "salient", "version": VERSION, "finder": finder}
     self.name = self._inner.name

@@ -43,23 +43,23 @@ _Step = Callable[[Any], Any]
 
 
 class Source(Base):
-  """The records that preprocessors of SeqIO make of others."""
+  """The records that preprocessors of SeqIO make of other records."""
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    del fields  # of the results, which no source knows
+    del fields  # they are names of results, not of the other source's fields
     self._where = f"source seqio:{spec}"
     match = _SPELLING.fullmatch(spec)
     if not match:
       raise UserError(f"{self._where}: expected seqio:module:TASK or seqio:module:TASK@SOURCE")
     self._name, inner = match.groups()
     task = _task(self._where, self._name)
-    steps = task if isinstance(task, Sequence) else getattr(task, "preprocessors", None)
+    steps = getattr(task, "preprocessors", task)
     if not isinstance(steps, Sequence) or not all(map(callable, steps)):
       raise UserError(
         f"{self._where}: found a {type(task).__name__}, expected a SeqIO task or a "
         "list of preprocessors"
       )
-    self._steps, omitted = _before_tokens(steps)
+    self._steps, omitted = _divide_at_tokens(steps)
     self._features = getattr(task, "output_features", {})
     self._inner = open_source(inner, data_dir=data_dir) if inner else None
     self._task_source = None if inner else getattr(task, "source", None)
@@ -69,7 +69,7 @@ class Source(Base):
       )
     self.splits = tuple((self._inner or self._task_source).splits)
     self.name = re.sub(r"[^A-Za-z0-9_.-]+", "_", self._name.partition(":")[2])
-    # the reasons of the inner source's records that preprocessors cannot take
+    # The reasons to skip records of the inner source, which preprocessors cannot take.
     self._skip_reasons: list[str] = []
     self._bound_steps = [self._bind_arguments(step) for step in self._steps]
     omission = f" without {', '.join(omitted)}" if omitted else ""
@@ -130,7 +130,7 @@ class Source(Base):
         if num_records is not None:
           dataset = dataset.take(num_records)
         for record in dataset.as_numpy_iterator():
-          yield _plain(record)
+          yield _to_plain(record)
       except UserError:
         raise
       except Exception as error:  # whatever the user's functions raise, at once or within tf.data
@@ -183,12 +183,8 @@ def _task(where: str, name: str) -> Any:
     raise UserError(f"{where}: {name} raised {type(error).__name__}: {one_line(error)}") from error
 
 
-def _before_tokens(steps: Sequence[_Step]) -> tuple[list[_Step], list[str]]:
-  """Divide preprocessors before the first that makes tokens.
-
-  Returns:
-    The preprocessors before it, and the names of the others.
-  """
+def _divide_at_tokens(steps: Sequence[_Step]) -> tuple[list[_Step], list[str]]:
+  """Return the preprocessors before the first that makes tokens, and the names of the others."""
   labels = [_label(step) for step in steps]
   for number, label in enumerate(labels):
     if label in _TOKENS:
@@ -197,6 +193,7 @@ def _before_tokens(steps: Sequence[_Step]) -> tuple[list[_Step], list[str]]:
 
 
 def _function(step: _Step) -> Any:
+  """Return the function of a preprocessor, without the arguments that are bound to it."""
   while isinstance(step, functools.partial):
     step = step.func
   return step
@@ -207,6 +204,7 @@ def _has_argument(step: _Step, name: str) -> bool:
 
 
 def _label(step: _Step) -> str:
+  """Return the name of a preprocessor's function or class."""
   function = _function(step)
   return getattr(function, "__name__", None) or type(function).__name__
 
@@ -221,6 +219,7 @@ def _seed_draws():
 
 
 def _deterministic_options():
+  """Return the options of a `tf.data.Dataset` that keeps the order of its records."""
   options = tf.data.Options()
   options.deterministic = True
   return options
@@ -259,6 +258,7 @@ def _dataset(
 
 
 def _skip_reason(record: Record | Skip) -> str | None:
+  """Return why preprocessors cannot take a record, or None."""
   if isinstance(record, Skip):
     return record.reason
   return "null" if None in record.values() else None
@@ -280,17 +280,17 @@ def _spec(value: Any, where: str):
   return tf.TensorSpec((), kinds[type(value)])
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
   """Convert a result of TensorFlow to plain Python types; bytes that are text become text."""
   if isinstance(value, dict):
-    return {name: _plain(inner) for name, inner in value.items()}
+    return {name: _to_plain(inner) for name, inner in value.items()}
   if isinstance(value, bytes):
     try:
       return value.decode()
     except UnicodeDecodeError:
       return value
   if isinstance(value, np.ndarray | np.generic):
-    return _plain(value.tolist())
-  if hasattr(value, "to_list"):  # ragged
-    return _plain(value.to_list())
-  return [_plain(inner) for inner in value] if isinstance(value, list) else value
+    return _to_plain(value.tolist())
+  if hasattr(value, "to_list"):  # a ragged tensor
+    return _to_plain(value.to_list())
+  return [_to_plain(inner) for inner in value] if isinstance(value, list) else value

@@ -1,9 +1,7 @@
 """`sgm:PATTERN`: the segments of WMT's test sets; field `text`.
 
-They are lines such as `<seg id="1">One sentence.</seg>`.
-
-Space at both ends of a segment is removed. Entities such as `&amp;` stay as they are, as in
-TensorFlow datasets.
+A segment is a line such as `<seg id="1">One sentence.</seg>`. Space at both ends of its text is
+removed. Entities such as `&amp;` stay as they are, as in TensorFlow datasets.
 """
 
 import re

@@ -24,18 +24,17 @@ class Source(FileSource):
       for article in parse_file(path, dict, f"an object: {_EXPECTED_LAYOUT}")["data"]:
         for paragraph in article["paragraphs"]:
           for question in paragraph["qas"]:
-            yield (
-              f"{path}, question {question['id']}",
-              {
-                "id": question["id"],
-                "title": article.get("title", ""),
-                "context": paragraph["context"],
-                "question": question["question"],
-                "is_impossible": bool(question.get("is_impossible")),
-                "answers": [] if question.get("is_impossible") else question["answers"],
-                "plausible_answers": question.get("plausible_answers", []),
-              },
-            )
+            is_impossible = bool(question.get("is_impossible"))
+            record = {
+              "id": question["id"],
+              "title": article.get("title", ""),
+              "context": paragraph["context"],
+              "question": question["question"],
+              "is_impossible": is_impossible,
+              "answers": [] if is_impossible else question["answers"],
+              "plausible_answers": question.get("plausible_answers", []),
+            }
+            yield f"{path}, question {question['id']}", record
     except (AttributeError, KeyError, TypeError) as error:
       raise UserError(
         f"{path}: found no SQuAD data ({one_line(error)}), expected {_EXPECTED_LAYOUT}"

@@ -4,9 +4,9 @@ The fields are `article` and `highlights`.
 
 The files are lists of URLs, such as `all_train.txt`. The folders `cnn/stories` and
 `dailymail/stories` of the archives are in the same folder as the lists or one folder above. The
-name of a story is the SHA-1 hash of its URL. A line without a mark at its end gets a full stop,
-and highlights are lines, as in TensorFlow datasets from 3.2.0. A story without an article or
-highlights is skipped.
+name of a story is the SHA-1 hash of its URL. A full stop is added to a line that does not end in
+punctuation, and each highlight is a line, as in TensorFlow datasets from 3.2.0. A story without an
+article or highlights is skipped.
 """
 
 import hashlib
@@ -27,16 +27,7 @@ class Source(_files.FileSource):
   """A source with one record for each URL of a list."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
-    folder = os.path.dirname(globs.absolute_path(path))
-    roots = (folder, os.path.dirname(folder))
-    root = next(
-      (
-        root
-        for root in roots
-        if any(as_path(f"{root}/{name}/stories").exists() for name in _PUBLISHERS)
-      ),
-      None,
-    )
+    root = _find_stories(os.path.dirname(globs.absolute_path(path)))
     if root is None:
       raise UserError(
         f"{path}: found no folder cnn/stories beside it or one folder above, "
@@ -59,7 +50,16 @@ class Source(_files.FileSource):
         yield where, text if isinstance(text, Skip) else _record(text)
 
 
+def _find_stories(folder: str) -> str | None:
+  """Return the folder of a list or the one above, whichever has the stories; None for neither."""
+  for root in (folder, os.path.dirname(folder)):
+    if any(as_path(f"{root}/{name}/stories").exists() for name in _PUBLISHERS):
+      return root
+  return None
+
+
 def _record(text: str) -> Record | Skip:
+  """Return the record of a story's file."""
   article = []
   highlights = []
   in_highlights = False
@@ -67,8 +67,12 @@ def _record(text: str) -> Record | Skip:
     if line.startswith(_HIGHLIGHT):
       in_highlights = True
       continue
-    line = line if line.endswith(_ENDS) or _HIGHLIGHT in line else f"{line}."
-    (highlights if in_highlights else article).append(line)
+    if not line.endswith(_ENDS) and _HIGHLIGHT not in line:
+      line += "."
+    if in_highlights:
+      highlights.append(line)
+    else:
+      article.append(line)
   if not article or not highlights:
     return Skip("no article or no highlights")
   return {"article": " ".join(article), "highlights": "\n".join(highlights)}

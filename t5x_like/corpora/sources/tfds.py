@@ -20,19 +20,22 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.quiet_tensorflow import tfds
 
 _EXAMPLES_AT_ONCE = 256
+# The errors that TFDS raises for a damaged or unsuitable dataset.
+_OPENING_ERRORS = (ValueError, AssertionError, KeyError, TypeError, RuntimeError)
 
 
 def open_builder(spec: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
   """Return the prepared builder of NAME[/config][:version].
 
-  Raises UserError if it is unknown or cannot be prepared.
+  Raises:
+    UserError: it is unknown or cannot be prepared.
   """
   if not spec:
     raise UserError("source 'tfds:': found no dataset name, expected tfds:NAME[/config][:version]")
   try:
     builder = _builder(spec, data_dir)
   except tfds.core.DatasetNotFoundError:
-    # listing community datasets would use the network
+    # Listing community datasets would use the network.
     registered_names = tfds.list_builders(with_community_datasets=False)
     raise UserError(
       f"source tfds:{spec}: found no such dataset, neither prepared in "
@@ -40,7 +43,7 @@ def open_builder(spec: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
       f"{did_you_mean(re.split('[/:]', spec)[0], registered_names)}; check the name and the data "
       "directory"
     ) from None
-  except (ValueError, AssertionError, KeyError, TypeError, RuntimeError) as error:
+  except _OPENING_ERRORS as error:
     raise UserError(f"source tfds:{spec}: cannot be opened ({one_line(error)})") from error
   _prepare(builder)
   return builder
@@ -65,9 +68,9 @@ def _builder(spec: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
 
 @functools.cache
 def _gate_features() -> None:
-  """Keep TFDS from importing arbitrary modules.
+  """Keep TFDS from importing any module that the files of a prepared dataset name.
 
-  A prepared dataset's files name them as the class of a feature.
+  They name the classes of features.
   """
   connector = tfds.features.FeatureConnector
   find = connector.cls_from_name
@@ -88,14 +91,7 @@ def is_prepared(spec: str, data_dir: str | None) -> bool:
   """Return whether the dataset can be read without building or downloading anything."""
   try:
     return _builder(spec, data_dir).is_prepared()
-  except (
-    tfds.core.DatasetNotFoundError,
-    ValueError,
-    AssertionError,
-    KeyError,
-    TypeError,
-    RuntimeError,
-  ):
+  except (tfds.core.DatasetNotFoundError, *_OPENING_ERRORS):
     return False
 
 
@@ -174,7 +170,7 @@ class Source(Base):
       where = f"dataset {info.full_name}, split {split}, example {number}"
       record = {}
       for name in self._features:
-        record[name] = _plain(example[name], info.features[name], where)
+        record[name] = _to_plain(example[name], info.features[name], where)
       yield where, record
 
   def facts(self, field: str) -> dict[str, Any]:
@@ -203,6 +199,7 @@ class Source(Base):
     }
 
   def _examples(self, split: str, first: int, end: int) -> Iterator[dict[str, Any]]:
+    """Yield examples `first` to `end` - 1; raise UserError if they are damaged or incomplete."""
     info = self._builder.info
     if info.file_format.file_suffix == "array_record":
       examples = self._read_array_record(split, first, end)
@@ -213,7 +210,7 @@ class Source(Base):
       for example in examples:
         yield example
         count += 1
-    # the two readers raise different errors for damaged and missing files
+    # The two readers raise different errors for damaged and missing files.
     except Exception as error:
       raise UserError(
         f"dataset {info.full_name}: cannot be read from {self._builder.data_dir} "
@@ -261,20 +258,21 @@ class Source(Base):
     yield from dataset.as_numpy_iterator()
 
 
-def _plain(tfds_value: Any, feature: Any, where: str) -> Any:
+def _to_plain(tfds_value: Any, feature: Any, where: str) -> Any:
   """Convert a TFDS value to plain Python types: bytes to text, class labels to names."""
   if isinstance(tfds_value, dict):
-    return {
-      name: _plain(part, feature[name] if hasattr(feature, "keys") else None, where)
-      for name, part in tfds_value.items()
-    }
+    plain = {}
+    for name, part in tfds_value.items():
+      part_feature = feature[name] if hasattr(feature, "keys") else None
+      plain[name] = _to_plain(part, part_feature, where)
+    return plain
   if isinstance(tfds_value, bytes):
     return tfds_value if _is_image(feature) else decode(tfds_value, where)
   if hasattr(tfds_value, "tolist"):
     tfds_value = tfds_value.tolist()
   if isinstance(tfds_value, list):
     element_feature = getattr(feature, "feature", feature)
-    return [_plain(part, element_feature, where) for part in tfds_value]
+    return [_to_plain(part, element_feature, where) for part in tfds_value]
   if hasattr(feature, "int2str") and feature.names and int(tfds_value) >= 0:
     return feature.int2str(int(tfds_value))
   return tfds_value

@@ -34,9 +34,9 @@ class Source(FileSource):
         if not is_numbered:
           check_fields(self.fields, names, where)
           continue
-      expected = (
-        max(len(names), *(int(field) + 1 for field in self.fields)) if is_numbered else len(names)
-      )
+      expected = len(names)
+      if is_numbered:
+        expected = max(expected, *(int(field) + 1 for field in self.fields))
       if len(cells) != expected:
         raise UserError(f"{where}: found {len(cells)} tab-separated columns, expected {expected}")
       yield where, dict(zip(names, cells))

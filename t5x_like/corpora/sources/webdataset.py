@@ -1,12 +1,12 @@
 """`webdataset:PATTERN`: samples of WebDataset shards, tar files with a file for each field.
 
 `0017.jpg`, `0017.cls` and `0017.json` are one record with the fields `jpg`, `cls` and `json`: a
-file's name up to the first dot is the sample, the rest is the field; hidden files, such as macOS's
+file's name up to the first dot is the sample, the rest is the field. Hidden files, such as macOS's
 `._0017.jpg`, are left out. Text (`txt`), JSON and classes (`cls`, `id`, `index`: whole numbers) are
-decoded, and `json.caption` is a key within JSON. Everything else stays bytes; images are such
-fields. Python pickles are never opened. The fields `image` and `label`, if in use, are the
-sample's `jpg`, `jpeg`, `png` or `webp`, and its `cls`. Shards are read by the standard library's
-`tarfile`, in one pass, plain or compressed.
+decoded, and `json.caption` is a key within JSON. Everything else, such as images, stays bytes.
+Python pickles are never opened. The fields `image` and `label`, if in use, are the sample's `jpg`,
+`jpeg`, `png` or `webp`, and its `cls`. Shards are read by the standard library's `tarfile`, in one
+pass, plain or compressed.
 """
 
 import tarfile
@@ -36,7 +36,7 @@ class Source(FileSource):
       )
     super().__init__(spec, fields=fields, data_dir=data_dir)
     self._spec = spec
-    self._wanted_parts = {part for field in fields for part in (field, field.partition(".")[0])}
+    self._wanted_parts = {*fields, *(field.partition(".")[0] for field in fields)}
 
   def classes(self, field: str) -> tuple[str, ...]:
     """Read the classes from all shards.
@@ -53,12 +53,11 @@ class Source(FileSource):
         class_values.add(value if type(value) is int else str(value))
     kinds = {type(label) for label in class_values}
     if len(kinds) > 1:
-      examples = " and ".join(
-        repr(next(label for label in class_values if type(label) is kind)) for kind in (int, str)
-      )
+      number = next(label for label in class_values if type(label) is int)
+      text = next(label for label in class_values if type(label) is str)
       raise UserError(
-        f"source {self.name}: found numbers and texts in field {field!r}, such as {examples}, "
-        "expected one kind; write the shards again"
+        f"source {self.name}: found numbers and texts in field {field!r}, such as {number!r} and "
+        f"{text!r}, expected one kind; write the shards again"
       )
     if kinds == {str}:
       return tuple(sorted(map(str, class_values)))
@@ -103,11 +102,11 @@ class Source(FileSource):
   def _members(self, path: str) -> Iterator[tuple[str, bytes | Skip]]:
     """Yield (name, content) of the parts in a shard; `Skip` for too long files and for links."""
     try:
-      # several archives in one file are one shard
+      # Zeros end an archive; several archives in one file are one shard.
       options = {"tarinfo": _Header, "ignore_zeros": True}
       with (
         _compression.open_plain(path) as file,
-        tarfile.open(fileobj=_Ending(file), mode="r|", **options) as shard,
+        tarfile.open(fileobj=_FiniteFile(file), mode="r|", **options) as shard,
       ):
         for member in shard:
           if member.isdir() or not _is_part(member.name):
@@ -124,16 +123,15 @@ class Source(FileSource):
         raise
       raise UserError(
         f"{path}: found a truncated or damaged shard ({one_line(error)[:200]}), expected a "
-        "complete tar file; fetch it "
-        "again"
+        "complete tar file; fetch it again"
       ) from error
 
 
-class _Ending:
-  """A file that `tarfile` reads, whose end is an error if it is read again and again.
+class _FiniteFile:
+  """A file for `tarfile` that raises an error if it is read many times at its end.
 
-  A stream skips a member by reading as much as its header says, which may be 2**60 bytes of a
-  damaged one.
+  `tarfile` skips a member by reading as many bytes as its header says. A damaged header may say
+  2**60 bytes, and the library would read at the end of the file for years.
   """
 
   def __init__(self, file):
@@ -158,10 +156,10 @@ def _is_part(name: str) -> bool:
 
 
 class _Header(tarfile.TarInfo):
-  """The header of a member.
+  """The header of a member, checked.
 
-  A damaged one, or none before the zeros that end an archive, is an error; the library takes both
-  for the end.
+  A damaged header is an error, and so is a file that ends without the zeros that end an archive.
+  The library would take both for the end.
   """
 
   @classmethod
@@ -187,6 +185,7 @@ def _sample_and_field(name: str) -> tuple[str, str]:
 
 
 def _decode_part(field: str, data: bytes, where: str) -> Any:
+  """Decode text, JSON or a whole number, by the suffix of a part; return other parts as bytes."""
   kind = field.rpartition(".")[2]
   if kind in _TEXTS:
     return decode(data, where)

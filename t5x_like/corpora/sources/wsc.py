@@ -20,14 +20,13 @@ class Source(Nested):
 
   def nested_records(self, content: Record) -> Iterator[Record]:
     target = content["target"]
-    spans = {
-      name: _spell_as_in(target[name], content["text"]) for name in ("span1_text", "span2_text")
-    }
-    indices = {name: target[name] for name in ("span1_index", "span2_index")}
+    text = content["text"]
     yield {
-      "text": content["text"],
-      **spans,
-      **indices,
+      "text": text,
+      "span1_text": _spell_as_in(target["span1_text"], text),
+      "span2_text": _spell_as_in(target["span2_text"], text),
+      "span1_index": target["span1_index"],
+      "span2_index": target["span2_index"],
       "label": content.get("label"),
       "idx": content.get("idx"),
     }

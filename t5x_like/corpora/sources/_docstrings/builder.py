@@ -104,7 +104,7 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
       validation=_TINY_VALIDATION,
     ),
   ]
-  # TFDS 4.9.10 finds it only with importlib_resources, which it does not depend on
+  # TFDS 4.9.10 finds this path only with importlib_resources, which is not among its dependencies.
   code_path = epath.Path(__file__)
 
   def __init__(
@@ -147,7 +147,9 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
     return {split: self._generate_examples(docstrings) for split, docstrings in documents.items()}
 
   def _split_of(self, docstring: extract.Docstring) -> str:
-    if validation_packages := self.builder_config.validation:
+    """Return the split of a docstring, by its package or its module; see `DocstringsConfig`."""
+    validation_packages = self.builder_config.validation
+    if validation_packages:
       return "validation" if docstring.package in validation_packages else "train"
     return split_of(docstring.module)
 
@@ -169,7 +171,7 @@ def prepare(builder: Docstrings) -> bool:
       builder.download_and_prepare(
         download_config=tfds.download.DownloadConfig(try_download_gcs=False)
       )
-    # the record writer raises RuntimeError when the disk is full
+    # The record writer raises RuntimeError when the disk is full.
     except (OSError, RuntimeError) as error:
       raise UserError(
         f"{builder.data_dir}: cannot build the corpus there ({one_line(error)})"

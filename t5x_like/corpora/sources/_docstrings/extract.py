@@ -29,6 +29,7 @@ STANDARD_LIBRARY = "stdlib"
 MIN_CHARACTERS = 80
 MIN_LETTERS = 0.6  # share of the characters other than white space
 
+# Folders whose files are left out.
 _NOT_PROSE = frozenset(
   {"test", "tests", "site-packages", "dist-packages", "__pycache__", "_vendor"}
 )
@@ -58,11 +59,17 @@ def source_files(packages: Sequence[str]) -> list[tuple[str, str, str]]:
   files = []
   for package in packages:
     for root, prefix in _roots(package):
-      for path in sorted([root] if root.is_file() else root.rglob("*.py")):
-        inner = path.relative_to(root.parent if root.is_file() else root).with_suffix("").parts
-        inner = inner[:-1] if inner[-1] == "__init__" else inner
-        module = ".".join((*prefix, *inner))
-        if not _NOT_PROSE.intersection(inner) and module:
+      folder = root
+      paths = sorted(root.rglob("*.py"))
+      if root.is_file():
+        folder = root.parent
+        paths = [root]
+      for path in paths:
+        parts = path.relative_to(folder).with_suffix("").parts
+        if parts[-1] == "__init__":
+          parts = parts[:-1]
+        module = ".".join((*prefix, *parts))
+        if not _NOT_PROSE.intersection(parts) and module:
           files.append((package, module, str(path)))
   if not files:
     raise UserError(
@@ -85,15 +92,11 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
   """
   files = source_files(packages)
   root = str(Path(__file__).resolve().parents[3])
-  environment = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-  }
+  search_path = [root, os.environ.get("PYTHONPATH")]
+  environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search_path))}
+  command = [sys.executable, "-m", __name__]
   pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
-  children = [
-    subprocess.Popen([sys.executable, "-m", __name__], env=environment, **pipes)
-    for _ in range(processes)
-  ]
+  children = [subprocess.Popen(command, env=environment, **pipes) for _ in range(processes)]
   try:
     for k, child in enumerate(children):
       with child.stdin:
@@ -105,14 +108,10 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
         code = children[number % processes].wait()
         raise UserError(
           f"docstrings: the process parsing {path} ended with code {code}, expected the "
-          "docstrings of that file; "
-          "check that there is enough memory"
+          "docstrings of that file; check that there is enough memory"
         )
-      yield (
-        number + 1,
-        len(files),
-        [Docstring(text, package, module, name) for text, name in json.loads(line)],
-      )
+      docstrings = [Docstring(text, package, module, name) for text, name in json.loads(line)]
+      yield number + 1, len(files), docstrings
   finally:
     for child in children:
       child.kill()
@@ -121,9 +120,9 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
 
 
 def parse(source: bytes) -> list[tuple[str, str]]:
-  """Return (text, qualname) of each docstring in a file's source that `is_prose`.
+  """Return (text, qualname) of each docstring in a file's source for which `is_prose` is true.
 
-  There are none if it is not Python.
+  There are none if the source is not valid Python.
   """
   if b'"""' not in source and b"'''" not in source:
     return []
@@ -137,10 +136,7 @@ def parse(source: bytes) -> list[tuple[str, str]]:
 
 
 def is_prose(text: str) -> bool:
-  """Return whether a text is long enough and mostly letters.
-
-  It must also be free of characters that no text file should hold.
-  """
+  """Return whether a text is long enough, is mostly letters and has no NUL or lone surrogate."""
   if len(text) < MIN_CHARACTERS or _NOT_TEXT.search(text):
     return False
   visible = sum(map(len, text.split()))
@@ -149,6 +145,12 @@ def is_prose(text: str) -> bool:
 
 
 def _docstrings(node: ast.AST, outer: str) -> Iterator[tuple[str, str]]:
+  """Yield (text, qualname) of the docstrings of a node and of all nodes inside it.
+
+  Args:
+    node: a module, class, function or other node.
+    outer: the qualname of the class or function around it; empty for none.
+  """
   if isinstance(node, _DOCUMENTED_NODES):
     name = getattr(node, "name", "")
     outer = f"{outer}.{name}" if outer else name
@@ -179,6 +181,7 @@ def _roots(package: str) -> list[tuple[Path, tuple[str, ...]]]:
 
 
 def _child() -> None:
+  """Parse the files that stdin lists, in a child process; print each one's docstrings on a line."""
   gc.disable()  # syntax trees have no cycles; collecting would take two thirds of the time
   for path in json.load(sys.stdin):
     try:
