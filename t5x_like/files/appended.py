@@ -13,20 +13,20 @@ _log = logging.getLogger("t5x_like.workdir")
 
 
 class AppendedLines:
-  """Append lines to a local file; a line that a kill cut short is removed first.
+  """Append lines to a local file; an incomplete last line of a killed process is removed first.
 
   Appending takes the same time and memory whatever the size of the file.
 
   Args:
     path: the file, created if missing.
-    check: called if the file was removed or replaced; raises if another run has taken the workdir,
-      and the file is its.
+    check: called before a file that was removed or replaced is opened again; it raises if another
+      run has taken over the workdir, and with it the file.
 
   Attributes:
     last_line: the last complete line without its line end; None if there is none.
 
   Raises:
-    OSError: of every method.
+    OSError: the file cannot be opened, read or written; raised by every method.
   """
 
   def __init__(self, path: pathlib.Path, check: Callable[[], None] = lambda: None):
@@ -43,14 +43,17 @@ class AppendedLines:
     local.sync(self._path.parent)
 
   def append(self, line: bytes) -> None:
-    """Append a line, without its line end; it survives a kill, but not yet a loss of power."""
+    """Append a line, given without its line end.
+
+    The line survives the end of the process, but a loss of power only after `flush`.
+    """
     content = line + b"\n"
     if self._file.write(content) < len(content):
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     self.last_line = line
 
   def flush(self) -> None:
-    """Put all lines on disk; continue in the file that is now at the path, if it was replaced."""
+    """Write all lines to disk; if the file was removed or replaced, continue in the new one."""
     if local.replacement(self._path, self._file):
       self._check()
       _log.warning(
@@ -71,7 +74,7 @@ class AppendedLines:
     self._file = open(self._path, "ab+", buffering=0)
 
   def _find_last_line(self, size: int) -> tuple[int, bytes | None]:
-    """Return the size of all complete lines, and the last of them."""
+    """Return the number of bytes in complete lines, and the last of these lines."""
     tail = b""
     start = size
     while start > 0 and tail.count(b"\n") < 2:

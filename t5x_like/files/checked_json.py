@@ -12,7 +12,7 @@ from t5x_like.errors import UserError, one_line
 
 Row = dict[str, Any]
 _log = logging.getLogger("t5x_like.workdir")
-_warned: set[tuple[str, int, bytes]] = set()
+_warned: set[tuple[str, int, bytes]] = set()  # the lines for which there was a warning
 
 
 def parse_json(content: bytes | str, kind: type, where: str, expected: str) -> Any:
@@ -57,10 +57,10 @@ def json_type_name(value: Any) -> str:
 def read_rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tuple[Row, bytes]]:
   """Yield each line that holds an object, parsed and raw.
 
-  Other lines, torn by a loss of power or edited, are skipped with one warning.
+  Other lines, which a loss of power cut short or somebody edited, are skipped with one warning.
 
   Args:
-    content: the file's.
+    content: the content of the file.
     where: the file, for the warning.
     check: raises ValueError, TypeError or KeyError for an object that is no line of this file.
   """

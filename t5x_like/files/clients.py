@@ -64,12 +64,14 @@ class ReadReply(NamedTuple):
 
 
 class _TensorStore:
-  """The files below a URL, by key.
+  """The files below a URL, by key, read and written by TensorStore.
 
-  `read` returns the future of a `ReadReply` with all bytes or a range; `write` writes a whole file,
-  or deletes it if `data` is None; `create` writes a file that must not exist; `replace` writes or
-  deletes a file that must still be of the version that `read_version` returned; `find` returns the
-  keys that begin with a prefix, with the sizes of the files (None if unknown).
+  - `read` returns the future of a `ReadReply` with all bytes or a range.
+  - `write` writes a whole file, or deletes it if `data` is None.
+  - `create` writes a file that must not exist.
+  - `replace` writes or deletes a file that must still be of the version that `read_version`
+    returned.
+  - `find` returns the keys that begin with a prefix, with the sizes of the files (None if unknown).
   """
 
   def __init__(self, url: str):
@@ -126,6 +128,7 @@ class _Fsspec:
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
   def path(self, key: str) -> str:
+    """Return the path of a key for fsspec's methods."""
     return f"{self._root}/{key}".rstrip("/") if self._root else key
 
   def read(self, key: str, part: ByteRange = None):
@@ -208,6 +211,7 @@ Client = _TensorStore | _Fsspec
 
 @functools.cache
 def thread_pool() -> concurrent.futures.ThreadPoolExecutor:
+  """Return the threads that wait for fsspec's requests."""
   return concurrent.futures.ThreadPoolExecutor(_MAX_REQUESTS)
 
 
@@ -231,6 +235,7 @@ def open_fsspec_client(root: str) -> _Fsspec:
 
 
 def _open(root: str, client_class: type):
+  """Make a client; translate the errors of its library, see `open_client`."""
   try:
     return client_class(root)
   # each library raises its own types, all meaning that the URL cannot be used

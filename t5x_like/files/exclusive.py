@@ -17,15 +17,15 @@ WRITING = "is writing this store ({}): wait for it or stop it, or choose another
 
 
 def hold_directory(
-  directory: AnyPath, name: str, doing: str, lease: str, beats: float | None = None
+  directory: AnyPath, name: str, activity: str, lease_name: str, beats: float | None = None
 ) -> Lock | Lease:
   """Keep other processes out of a directory until the returned lock or lease is closed.
 
   Args:
     directory: the directory, made if missing.
     name: the name of the lock file.
-    doing: the other process's activity, for messages, with a placeholder for the process.
-    lease: the name of the lease file.
+    activity: what the holder does, for the messages of other processes; see `Lease`.
+    lease_name: the name of the lease file.
     beats: see `Lock`.
 
   Raises:
@@ -40,8 +40,8 @@ def hold_directory(
       return Lock(directory / name, beats=beats)
     except BlockingIOError:
       raise DirectoryInUse(
-        f"{directory}: another process {doing.format('').replace(' ()', '')}"
+        f"{directory}: another process {activity.format('').replace(' ()', '')}"
       ) from None
     except LocksUnsupported:
       pass
-  return Lease(directory, lease, doing).__enter__()
+  return Lease(directory, lease_name, activity).__enter__()

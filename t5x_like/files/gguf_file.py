@@ -24,10 +24,7 @@ from t5x_like.files.paths import is_remote
 
 SUFFIX = ".gguf"
 # Types of tensors that are read; the package knows more, such as IQ2_XXS.
-TENSOR_TYPES = (
-  *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-  *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-)
+TENSOR_TYPES = tuple("F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K".split())
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -50,15 +47,15 @@ _SCALARS = {
 }
 _STRING = 8
 _ARRAY = 9
-_MIN_ENTRY_BYTES = 12  # of a key or a tensor: the length of its name, and a type
+_MIN_ENTRY_BYTES = 12  # the least of a key or a tensor: the length of its name, and a type
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-  """The place and form of a tensor in a file.
+  """The position, shape and type of a tensor in a file.
 
   Attributes:
-    shape: its shape, of which rows are the last axis, as in NumPy.
+    shape: its shape; the values of a row are on the last axis, as in NumPy.
     type_name: the type of its blocks, such as "Q4_K".
     start: the position of its first byte in the file.
     num_bytes: its size in the file.
@@ -158,6 +155,7 @@ def open_gguf(path: Any) -> GgufFile:
 
 @functools.lru_cache(maxsize=2)
 def _open(path: str, size: int, modified: int) -> GgufFile:
+  """Open a file, or return it from the cache if its size and time are unchanged."""
   return GgufFile(path)
 
 
@@ -207,12 +205,14 @@ class _Header:
         raise self._damage(f"found the key {quote_name(key)} twice")
       metadata[key] = self._value(key, self._number("I"))
     infos = [self._tensor(package) for _ in range(tensor_count)]
-    return metadata, self._place(infos, metadata.get(_ALIGNMENT, _DEFAULT_ALIGNMENT))
+    return metadata, self._locate(infos, metadata.get(_ALIGNMENT, _DEFAULT_ALIGNMENT))
 
   def _damage(self, problem: str) -> UserError:
+    """Return the error for a damaged file."""
     return UserError(f"{self._path}: {problem}; the file is damaged or no GGUF file, copy it again")
 
   def _take(self, length: int) -> bytes:
+    """Return the next bytes, and move behind them."""
     end = self._position + length
     if end > self._size:
       raise self._damage(
@@ -224,6 +224,7 @@ class _Header:
     return data
 
   def _number(self, form: str) -> Any:
+    """Read a number of a format of `struct`."""
     return struct.unpack(f"<{form}", self._take(struct.calcsize(f"<{form}")))[0]
 
   def _count(self, unit: str) -> int:
@@ -234,6 +235,7 @@ class _Header:
     return count
 
   def _string(self, role: str) -> str:
+    """Read a string: its length in bytes and its UTF-8; `role` names it in messages."""
     data = self._take(self._number("Q"))
     try:
       return data.decode()
@@ -268,7 +270,7 @@ class _Header:
     axes = self._number("I")
     if not 1 <= axes <= _MAX_AXES:
       raise self._damage(f"{where} has {axes} axes, expected 1 to {_MAX_AXES}")
-    # the file counts from the axis of a row's values
+    # The file has the axes in reverse order.
     shape = tuple(self._number("Q") for _ in range(axes))[::-1]
     type_number = self._number("I")
     offset = self._number("Q")
@@ -287,7 +289,7 @@ class _Header:
       raise self._damage(f"{where} has shape {list(shape)} of {tensor_type.name}")
     return name, TensorInfo(shape, tensor_type.name, offset, values // block * block_bytes)
 
-  def _place(self, infos: list[tuple[str, TensorInfo]], alignment: Any) -> dict[str, TensorInfo]:
+  def _locate(self, infos: list[tuple[str, TensorInfo]], alignment: Any) -> dict[str, TensorInfo]:
     """Return the tensors with their positions in the file, where they may not overlap."""
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
       raise self._damage(f"{_ALIGNMENT} is {quote_name(alignment)}, expected a power of two")

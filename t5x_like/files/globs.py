@@ -48,7 +48,7 @@ def absolute_path(path: str) -> str:
 
 
 def file_kind(path: str) -> str:
-  """Return `file`, `directory`, or a phrase for another kind of path.
+  """Return `file`, `directory`, or a phrase such as `a pipe` for another kind of path.
 
   Raises:
     UserError: it cannot be examined.
@@ -129,7 +129,7 @@ def _matches_of_part(path: str, part: str) -> list[str]:
     return list(_directories(path, set()))
   if not glob.has_magic(part):
     joined = os.path.join(path, part)
-    return [joined] if _is_there(joined) else []
+    return [joined] if _exists(joined) else []
   names = fnmatch.filter(_names(path), part)
   if not part.startswith("."):
     names = [name for name in names if not name.startswith(".")]
@@ -150,6 +150,7 @@ def _directories(path: str, visited: set[tuple[int, int]]) -> Iterator[str]:
 
 
 def _names(directory: str) -> list[str]:
+  """Return the names in a directory, none if it is a file; raise UserError if unreadable."""
   try:
     return os.listdir(directory or ".")
   except NotADirectoryError:
@@ -158,7 +159,8 @@ def _names(directory: str) -> list[str]:
     raise UserError(f"{directory}: cannot be listed ({one_line(error)})") from error
 
 
-def _is_there(path: str) -> bool:
+def _exists(path: str) -> bool:
+  """Return whether a path exists, be it a link to nothing."""
   try:
     os.lstat(path)
   except (FileNotFoundError, NotADirectoryError):

@@ -12,9 +12,9 @@ from t5x_like.errors import TransientError, UserError
 from t5x_like.files.locks import DirectoryInUse
 from t5x_like.files.paths import AnyPath
 
-SECONDS = 60.0  # after which the lease of a dead process is taken over
-_BEATS_PER_LEASE = 6  # signs of life during the time after which a silent lease may be taken
-_SETTLING_SECONDS = 0.5
+SECONDS = 60.0  # after this time without a heartbeat, another process may take a lease over
+_BEATS_PER_LEASE = 6  # heartbeats in this time
+_SETTLING_SECONDS = 0.5  # the wait for other processes that may be taking over the same lease
 _ATTEMPTS = 8
 _log = logging.getLogger("t5x_like.files.leases")
 
@@ -22,29 +22,30 @@ _log = logging.getLogger("t5x_like.files.leases")
 class Lease:
   """A file that reserves a directory for one process; a context manager.
 
-  A process that meets a lease watches it: if it changes, its holder is alive. Clocks are not
-  compared. A lease whose holder is known to be dead is taken at once. Only a process under the same
-  boot of the same kernel, in the same PID namespace, can know: two containers may share a host
-  name, and each has a process 1.
+  The holder of a lease changes the file at intervals, its heartbeat. A process that finds a lease
+  watches it: if it changes, its holder is alive. Clocks are not compared. A lease whose holder is
+  known to be dead is taken over at once. Only a process under the same boot of the same kernel, in
+  the same PID namespace, can know: two containers may share a host name, and each has a process 1.
 
-  A lease is replaced, renewed and removed only as it was last read, by conditional writes where the
-  store has them.
+  A lease is replaced, renewed and removed only if it is still as it was last read, by conditional
+  writes where the store has them.
 
   Args:
     directory: the directory.
     name: the name of the lease file.
-    doing: the other process's activity, for messages, with a placeholder for the process.
-    seconds: how long a lease must stay unchanged before it may be taken.
+    activity: what the holder does, for the messages of other processes, such as `is writing this
+      store ({})`, with a placeholder for the process.
+    seconds: how long a lease must stay unchanged before it may be taken over.
 
   Raises:
     DirectoryInUse: on entering, if another process holds the lease.
     TransientError: on entering, if it can be neither made nor read.
   """
 
-  def __init__(self, directory: AnyPath, name: str, doing: str, seconds: float | None = None):
+  def __init__(self, directory: AnyPath, name: str, activity: str, seconds: float | None = None):
     self._directory = str(directory)
     self._file = directory / name
-    self._doing = doing
+    self._activity = activity
     self._seconds = SECONDS if seconds is None else seconds
     self.content = {
       "holder": uuid.uuid4().hex,
@@ -63,7 +64,7 @@ class Lease:
       time.sleep(0.1 * attempt)
     else:
       raise TransientError(
-        f"{self._file}: is there whenever it is to be written, and gone whenever it is read, "
+        f"{self._file}: exists when it is to be written, and is missing when it is read, "
         f"{_ATTEMPTS} times; remove it if it is a link, and run the same command again"
       )
     self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
@@ -83,7 +84,7 @@ class Lease:
     self.__exit__()
 
   def abandon(self) -> None:
-    """Stop giving signs of life, but leave the lease file."""
+    """End the heartbeat, but leave the lease file."""
     self._ended.set()
     if self._thread is not None:
       self._thread.join()
@@ -92,7 +93,7 @@ class Lease:
     """Check that this process still holds the lease; call it before every write.
 
     Raises:
-      TransientError: another process took the lease after this one gave no sign of life for too
+      TransientError: another process took the lease over after this one had no heartbeat for too
         long, or the file is gone.
       UserError: the directory may no longer be read, or its bucket does not exist.
     """
@@ -122,19 +123,19 @@ class Lease:
       new_lease = self._file.read_version()
       if new_lease is not None and new_lease != lease:
         holder = _describe_holder(new_lease.content)
-        raise DirectoryInUse(f"{self._directory}: another process {self._doing.format(holder)}")
+        raise DirectoryInUse(f"{self._directory}: another process {self._activity.format(holder)}")
       lease = new_lease
     if lease is None or not self._file.replace_version(self._encode(), lease.version):
       return False
-    # Where a store cannot compare and write at once, another process may have replaced the same
-    # lease: the last counts.
+    # Where a store cannot compare and write atomically, another process may have replaced the same
+    # lease at the same time. The last write counts.
     time.sleep(min(_SETTLING_SECONDS, self._seconds / _BEATS_PER_LEASE))
     return self._is_mine(self._file.read())
 
   def _beat(self) -> None:
-    """Renew the lease, but never another process's.
+    """Renew the lease at intervals, until it is another process's.
 
-    This process may have been paused for long between two lines.
+    This process may be paused for long between reading and renewing it, so `renew` compares.
     """
     while not self._ended.wait(self._seconds / _BEATS_PER_LEASE):
       try:
@@ -163,6 +164,7 @@ def _parse(data: bytes) -> dict:
 
 
 def _describe_holder(data: bytes) -> str:
+  """Return the process and host that hold a lease, for a message."""
   content = _parse(data)
   return f"process {content.get('process')} on {content.get('host')}"
 

@@ -11,12 +11,8 @@ from typing import IO, Any, NamedTuple
 
 from t5x_like.errors import UserError, one_line, retry
 
-_FSYNC_UNSUPPORTED = (
-  errno.EINVAL,
-  errno.ENOTSUP,
-  errno.EBADF,
-  errno.EROFS,
-)  # of file systems without fsync
+# The errors of file systems without fsync.
+_FSYNC_UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)
 _KINDS = {
   stat.S_IFIFO: "a pipe",
   stat.S_IFCHR: "a device",
@@ -36,7 +32,7 @@ class Versioned(NamedTuple):
 
 
 class IrregularFile(OSError):
-  """A pipe, device, socket or circle of links stands where a file is expected.
+  """A pipe, a device, a socket or a link that leads to itself where a file is expected.
 
   Reading it could wait for ever.
   """
@@ -70,13 +66,12 @@ def check_regular(path) -> None:
 def check_link(path) -> None:
   """Raise IrregularFile if a path is a link out of its directory.
 
-  In the cache of the Hub, links within the repository are accepted.
-
-  A directory from elsewhere may hold links to any file, whose content a copy of the directory would
-  show.
+  A downloaded directory may hold a link to any file of this user, and a copy of the directory would
+  then reveal its content. In the cache of the Hugging Face Hub, links within a repository are
+  accepted.
   """
   folder = os.path.dirname(os.path.abspath(path))
-  # whose files are links to ../../blobs
+  # In <repository>/snapshots/<revision>, files are links to <repository>/blobs.
   if os.path.basename(os.path.dirname(folder)) == "snapshots":
     folder = os.path.dirname(os.path.dirname(folder))
   target = os.path.realpath(path)
@@ -111,7 +106,7 @@ def check_owner(directory, *, allow_link: bool = False) -> None:
 
 
 def check_below(folder) -> None:
-  """Raise IrregularFile if anything below a directory is one."""
+  """Raise IrregularFile if a path below a directory is no regular file; see `check_regular`."""
   for parent, _, names in os.walk(folder):
     for name in names:
       try:
@@ -129,10 +124,10 @@ def _version(file: int) -> tuple[int, int, int]:
 
 
 def read_content(path) -> bytes | None:
-  """Return the bytes of a run's file; None if there is none.
+  """Return the bytes of a run's file, or None if it does not exist.
 
   Raises:
-    UserError: it is no file, or cannot be read.
+    UserError: the path is no regular file, or cannot be read.
   """
   try:
     return LocalPath(path).read_bytes()
@@ -147,14 +142,14 @@ def read_content(path) -> bytes | None:
 
 def sync(path) -> None:
   """Flush a file, or a directory's entries, to disk, so that they survive a power failure."""
-  number = os.open(path, os.O_RDONLY)
+  descriptor = os.open(path, os.O_RDONLY)
   try:
-    os.fsync(number)
+    os.fsync(descriptor)
   except OSError as error:
     if error.errno not in _FSYNC_UNSUPPORTED:
       raise
   finally:
-    os.close(number)
+    os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -187,13 +182,13 @@ def replacement(path: pathlib.Path, file: IO) -> str | None:
 
 
 def append_line(path: pathlib.Path, line: bytes) -> None:
-  """Append a line to a file and flush it to disk; after a torn last line, begin a new one."""
+  """Append a line to a file and flush it to disk; first end an incomplete last line."""
   is_new = not path.exists()
   with open(path, "ab+") as file:
     size = file.seek(0, os.SEEK_END)
     if size:
       file.seek(size - 1)
-      if file.read(1) != b"\n":  # the last line is torn
+      if file.read(1) != b"\n":
         line = b"\n" + line
     file.write(line + b"\n")
     file.flush()
@@ -203,7 +198,7 @@ def append_line(path: pathlib.Path, line: bytes) -> None:
 
 
 class LocalPath(type(pathlib.Path())):
-  """A file or directory on a disk: a path that writes whole files, and answers like a URL.
+  """A file or directory on a disk, with the methods of `RemotePath`; it is written as a whole.
 
   Raises:
     OSError: of every method; transient errors, as of a network disk, only after
@@ -259,7 +254,10 @@ class LocalPath(type(pathlib.Path())):
     self.write_bytes(text.encode())
 
   def create(self, data: bytes) -> bool:
-    """Write the file unless it exists; False if it exists. `data` must differ from call to call."""
+    """Write the file unless it exists; return whether this call wrote it.
+
+    `data` must be unique to the call: if the file has it already, an earlier attempt wrote it.
+    """
     self.parent.mkdir(parents=True, exist_ok=True)
     try:
       with open(self, "xb") as file:
@@ -299,10 +297,17 @@ class LocalPath(type(pathlib.Path())):
     return True
 
   def renew(self, data: bytes, version: Any) -> bool:
-    """Change the version of the file by its modification time; False if it has another version.
+    """Set the file's modification time to now, which changes its version.
 
     A process that is paused between the comparison and the change touches only the file that it
     compared.
+
+    Args:
+      data: ignored; `RemotePath` writes it again.
+      version: the version that the file must have.
+
+    Returns:
+      False, without a change, if the file has another version.
     """
     try:
       file = os.open(self, os.O_RDWR)
@@ -336,6 +341,7 @@ class LocalPath(type(pathlib.Path())):
     return retry(lambda: os.stat(self).st_mtime_ns, self)
 
   def rmtree(self, missing_ok: bool = False) -> None:
+    """Delete the directory and everything below it."""
     try:
       shutil.rmtree(self)
     except FileNotFoundError:

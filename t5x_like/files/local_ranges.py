@@ -22,7 +22,7 @@ from t5x_like.files.shard_files import Read, ShardFiles, Shards
 
 _MAX_OPEN_FILES = 2**15
 _NOWAIT = getattr(os, "RWF_NOWAIT", None)  # Linux only, like the announcement
-_serials = itertools.count()
+_serials = itertools.count()  # numbers of the open stores
 
 
 def max_open_files() -> int:
@@ -32,7 +32,10 @@ def max_open_files() -> int:
 
 
 class _Descriptor:
-  """An open file, closed with its last reference."""
+  """An open file, closed with its last reference.
+
+  It binds `os.close` early, because module names may be gone when the interpreter ends.
+  """
 
   __slots__ = ("fd",)
 
@@ -56,12 +59,13 @@ class _Pool:
     self.get = self._open.get
 
   def open(self, key: tuple[int, str, int], path: str) -> _Descriptor:
+    """Open a file and add it to the pool."""
     try:
       descriptor = _Descriptor(path)
     except OSError as error:
       if error.errno not in (errno.EMFILE, errno.ENFILE):
         raise
-      self._keep(0)  # the rest of the process has many files open; ours can be reopened
+      self._shrink(0)  # the rest of the process has many files open; ours can be reopened
       descriptor = _Descriptor(path)
     self._open[key] = descriptor
     # The limit is queried only if the last one would be exceeded.
@@ -69,7 +73,7 @@ class _Pool:
       limit = max_open_files()
       if len(self._open) > limit:
         self._exceeded_limit = limit
-        self._keep(limit * 7 // 8)
+        self._shrink(limit * 7 // 8)
     return descriptor
 
   def close(self, key: tuple[int, str, int]) -> None:
@@ -83,7 +87,8 @@ class _Pool:
       for key in [key for key in list(self._open) if key[0] == serial]:
         self._open.pop(key, None)
 
-  def _keep(self, count: int) -> None:
+  def _shrink(self, count: int) -> None:
+    """Close all files but the `count` that were opened last."""
     with self._lock:
       excess = max(0, len(self._open) - count)
       for key in list(self._open)[:excess]:
@@ -99,7 +104,7 @@ class LocalShardFiles(ShardFiles):
   def __init__(self, root: LocalPath, remedy: str):
     super().__init__(root, remedy)
     self._serial = next(_serials)
-    # of the files that were opened, by array and shard
+    # The size and modification time of each file when it was opened, by array and shard.
     self._signatures: dict[tuple[str, int], tuple[int, int]] = {}
 
   def __del__(self, pool=_pool):
@@ -121,32 +126,33 @@ class LocalShardFiles(ShardFiles):
     uncached_reads = []
     get = _pool.get
     serial = self._serial
-    for shard, offset, into in reads:
+    for shard, offset, buffer in reads:
       try:
         descriptor = get((serial, array, shard)) or self._open(shards, array, shard)
-        done = _read_cached(descriptor.fd, (into,), offset) if _NOWAIT else 0
-        if done != len(into):
-          uncached_reads.append((shard, offset + done, into[done:]))
-          _announce(descriptor.fd, offset + done, len(into) - done)
+        num_read = _read_cached(descriptor.fd, (buffer,), offset) if _NOWAIT else 0
+        if num_read != len(buffer):
+          uncached_reads.append((shard, offset + num_read, buffer[num_read:]))
+          _announce(descriptor.fd, offset + num_read, len(buffer) - num_read)
       except OSError as error:
         raise self._drop_file(shards, array, shard, error)  # noqa: B904 -- the same error
-    for shard, offset, into in uncached_reads:
+    for shard, offset, buffer in uncached_reads:
       try:
-        descriptor = _pool.get((self._serial, array, shard)) or self._open(shards, array, shard)
-        while len(into):
-          done = _read(descriptor.fd, into, offset)
-          if not done:
+        descriptor = get((serial, array, shard)) or self._open(shards, array, shard)
+        while len(buffer):
+          num_read = _read(descriptor.fd, buffer, offset)
+          if not num_read:
             raise DamageError(
               f"{self.name(shards.file(array, shard))}: found {os.fstat(descriptor.fd).st_size} "
-              "bytes, expected over "
-              f"{offset}: the file is truncated; copy it again or {self._remedy}"
+              f"bytes, expected over {offset}: the file is truncated; copy it again or "
+              f"{self._remedy}"
             )
-          offset = offset + done
-          into = into[done:]
+          offset += num_read
+          buffer = buffer[num_read:]
       except OSError as error:
         raise self._drop_file(shards, array, shard, error)  # noqa: B904 -- the same error
 
   def _open(self, shards: Shards, array: str, shard: int) -> _Descriptor:
+    """Open a file in the pool, and note its signature the first time."""
     descriptor = _pool.open((self._serial, array, shard), self.name(shards.file(array, shard)))
     self._signatures.setdefault((array, shard), _signature(os.fstat(descriptor.fd)))
     return descriptor
@@ -174,6 +180,7 @@ class LocalShardFiles(ShardFiles):
     return error
 
   def _refusal(self, error: OSError) -> UserError:
+    """Return the error for the user, with the remedy."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
       return UserError(
         f"{error.filename}: cannot be opened ({error.strerror}): raise the limit of open files "
@@ -189,10 +196,10 @@ def _signature(status: os.stat_result) -> tuple[int, int]:
   return status.st_size, status.st_mtime_ns
 
 
-def _read_cached(fd: int, into: tuple[memoryview], offset: int) -> int:
+def _read_cached(fd: int, buffers: tuple[memoryview], offset: int) -> int:
   """Read cached bytes without waiting and return their number; 0 where that is not supported."""
   try:
-    return os.preadv(fd, into, offset, _NOWAIT)
+    return os.preadv(fd, buffers, offset, _NOWAIT)
   except BlockingIOError:
     return 0
   except OSError as error:
@@ -202,13 +209,15 @@ def _read_cached(fd: int, into: tuple[memoryview], offset: int) -> int:
 
 
 def _announce(fd: int, offset: int, size: int) -> None:
+  """Tell the kernel that a range will be read, so that it begins to read it."""
   if hasattr(os, "posix_fadvise"):
     os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
 
-def _read(fd: int, into: memoryview, offset: int) -> int:
+def _read(fd: int, buffer: memoryview, offset: int) -> int:
+  """Read bytes at an offset and return their number, which may be less than the buffer's size."""
   if hasattr(os, "preadv"):
-    return os.preadv(fd, (into,), offset)
-  data = os.pread(fd, len(into), offset)
-  into[: len(data)] = data
+    return os.preadv(fd, (buffer,), offset)
+  data = os.pread(fd, len(buffer), offset)
+  buffer[: len(data)] = data
   return len(data)

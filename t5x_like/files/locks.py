@@ -1,8 +1,8 @@
 """Locks: a directory, or a file made in it, belongs to one process at a time.
 
 A lock of the operating system (`Lock`) ends with its process, however that ends. URLs and some
-file systems have none: there a `leases.Lease` is used, a file that its holder keeps changing as a
-sign of life.
+file systems have no locks. There, a `leases.Lease` is used: a file that its holder changes at
+intervals.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import threading
 from t5x_like.errors import TransientError, UserError
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
-_OCTAL = re.compile(r"\\([0-7]{3})")  # of spaces in paths
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes spaces in paths
 # By type of file system, the mount options with which its locks exclude only processes of the same
 # host; "" stands for any options.
 _LOCAL_LOCKS = {
@@ -50,7 +50,7 @@ class Lock(contextlib.AbstractContextManager):
     path: a directory, or a file, made if missing.
     shared: whether others may hold a shared lock at the same time.
     wait: whether to wait for the others.
-    beats: the seconds between signs of life for waiting processes, which are changes of the file's
+    beats: the seconds between heartbeats for waiting processes, which are changes of the file's
       modification time; None for none.
 
   Raises:
@@ -68,10 +68,10 @@ class Lock(contextlib.AbstractContextManager):
     beats: float | None = None,
   ):
     self._path = os.fspath(path)
-    self._kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    self._operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     if not wait:
-      self._kind |= fcntl.LOCK_NB
-    self._file = _open_locked(self._path, os.O_CREAT, self._kind)
+      self._operation |= fcntl.LOCK_NB
+    self._file = _open_locked(self._path, os.O_CREAT, self._operation)
     self._ended = threading.Event()
     self._process = os.getpid()
     if beats is not None:
@@ -100,7 +100,7 @@ class Lock(contextlib.AbstractContextManager):
     except FileNotFoundError:
       pass
     try:
-      new_file = _open_locked(self._path, os.O_CREAT | os.O_EXCL, self._kind)
+      new_file = _open_locked(self._path, os.O_CREAT | os.O_EXCL, self._operation)
     except (FileExistsError, BlockingIOError):
       raise TransientError(message) from None
     except OSError as error:
@@ -120,6 +120,7 @@ class Lock(contextlib.AbstractContextManager):
 
 
 def _beat(path: str, ended: threading.Event, seconds: float) -> None:
+  """Set a file's modification time every few seconds, until an event."""
   while not ended.wait(seconds):
     with contextlib.suppress(OSError):
       os.utime(path)
@@ -143,17 +144,25 @@ def locks_reach_other_hosts(path: str) -> bool:
       mounts.append((len(mount_point), file_system_part.split()))
   if not mounts:
     return True
-  _, (kind, *_, options) = max(mounts, key=lambda mount: mount[0])
+  _, file_system = max(mounts, key=lambda mount: mount[0])  # of the innermost mount point
+  kind = file_system[0]
+  options = file_system[-1].split(",")
   if kind not in _LOCAL_LOCKS:
     return True
-  return _LOCAL_LOCKS[kind].isdisjoint([*options.split(","), ""])
+  return _LOCAL_LOCKS[kind].isdisjoint([*options, ""])
 
 
-def _open_locked(path: str, flags: int, kind: int) -> int:
-  """Open a file or directory and lock it; see `Lock`. `flags` are further ones of `os.open`."""
+def _open_locked(path: str, flags: int, operation: int) -> int:
+  """Open a file or directory, lock it, and return its descriptor; see `Lock`.
+
+  Args:
+    path: the file, or a directory.
+    flags: further flags of `os.open` for a file.
+    operation: the operation of `flock`.
+  """
   file = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | flags, 0o666)
   try:
-    fcntl.flock(file, kind)
+    fcntl.flock(file, operation)
   except OSError as error:
     os.close(file)
     if isinstance(error, BlockingIOError):
@@ -164,6 +173,7 @@ def _open_locked(path: str, flags: int, kind: int) -> int:
 
 
 def _close(file: int) -> None:
+  """Close a lock's descriptor, once."""
   if file in _descriptors:
     _descriptors.remove(file)
     os.close(file)

@@ -50,7 +50,7 @@ def fetch(path: str) -> LocalPath:
 def copy_small_files(path: str) -> pathlib.Path:
   """Return a local directory with the small files of a run as they are now.
 
-  It is the run's own or, for a URL, a copy.
+  It is the run's workdir itself or, for a URL, a copy.
   """
   source = as_path(path)
   if isinstance(source, LocalPath):

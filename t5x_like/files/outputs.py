@@ -24,15 +24,15 @@ _STANDARD_STREAMS = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2
 # A device or a terminal may be read and written at the same time; writing to these destroys their
 # content.
 _LOSING_KINDS = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISBLK)
-_STORES = ("manifest.json",)
+_STORE_FILE = "manifest.json"
 _STORE_MARKER = b'"t5x_like.'
-_WORKDIR = "config.json"
+_CONFIG_FILE = "config.json"  # every workdir has it
 _WORKDIR_FILES = {
   "best",
   "certificate.jsonl",
   "checkpoints",
   "compiled",
-  _WORKDIR,
+  _CONFIG_FILE,
   "environment.json",
   "history.jsonl",
   "imported.json",
@@ -50,10 +50,11 @@ def check_new(path: str, flag: str = "") -> AnyPath:
   """Return the path of a directory to make, which may exist if it is empty.
 
   Args:
-    flag: such as `--output=`, for the message.
+    path: the path or URL.
+    flag: the flag that gave it, such as `--output=`, for the message.
 
   Raises:
-    UserError: it has files.
+    UserError: the directory has files, or the path is a file.
   """
   output = as_path(path)
   if output.exists() and (not output.is_dir() or output.names()):
@@ -92,7 +93,7 @@ class OutputFile:
     self.to_stdout = status is not None and _is_same_file(status, _fstat(1))
     self._refuse_inputs(status, [file for file in inputs if file])
     if self._is_replaced:
-      self._refuse_property()
+      self._refuse_workdir_or_store()
       self._refuse_unwritable()
 
   def write(self, lines: Iterable[str]) -> None:
@@ -125,6 +126,7 @@ class OutputFile:
     )
 
   def _encode(self, line: str) -> bytes:
+    """Return the bytes of a line, with lone surrogates escaped and counted."""
     try:
       return line.encode()
     except UnicodeEncodeError:
@@ -148,6 +150,7 @@ class OutputFile:
     return real
 
   def _status(self) -> os.stat_result | None:
+    """Return the status of the file or descriptor, None if there is no file yet."""
     try:
       return os.stat(self._path) if self._descriptor is None else os.fstat(self._descriptor)
     except FileNotFoundError:
@@ -171,15 +174,17 @@ class OutputFile:
       if is_inside or (loses_content and _is_same_file(status, input_status)):
         raise UserError(f"{self._where}: would overwrite the input {input_path}; name another file")
 
-  def _refuse_property(self) -> None:
+  def _refuse_workdir_or_store(self) -> None:
+    """Refuse a destination that is a file of a run's workdir, or lies in a store."""
     for folder in self._path.parents:
       first = self._path.relative_to(folder).parts[0]
-      if first in _WORKDIR_FILES and (folder / _WORKDIR).is_file():
+      if first in _WORKDIR_FILES and (folder / _CONFIG_FILE).is_file():
         raise UserError(f"{self._where}: belongs to the workdir {folder}; name a file elsewhere")
-      if any(_begins_with(folder / name, _STORE_MARKER) for name in _STORES):
+      if _has_marker(folder / _STORE_FILE, _STORE_MARKER):
         raise UserError(f"{self._where}: is inside the store {folder}; name a file elsewhere")
 
   def _refuse_unwritable(self) -> None:
+    """Refuse a destination in whose folder no file can be made, by making one."""
     parent = self._path.parent
     if not parent.is_dir():
       raise UserError(f"{self._where}: no directory {parent}; make it first")
@@ -191,6 +196,7 @@ class OutputFile:
 
   @contextlib.contextmanager
   def _open(self) -> Iterator:
+    """Open the destination to write bytes to it, in the way that its kind requires."""
     sys.stdout.flush()
     if self._is_replaced:
       with replace_atomically(self._path) as file:
@@ -211,10 +217,11 @@ class OutputFile:
         yield file
 
 
-def _begins_with(file: pathlib.Path, marker: bytes) -> bool:
+def _has_marker(path: pathlib.Path, marker: bytes) -> bool:
+  """Return whether a file has a marker in its first 4 KiB; false if it cannot be read."""
   try:
-    with open(file, "rb") as opened:
-      return marker in opened.read(4096)
+    with open(path, "rb") as file:
+      return marker in file.read(4096)
   except OSError:
     return False
 
@@ -228,6 +235,7 @@ def _descriptor(path: str) -> int | None:
 
 
 def _fstat(descriptor: int) -> os.stat_result | None:
+  """Return the status of an open descriptor, None if it is closed."""
   try:
     return os.fstat(descriptor)
   except OSError:

@@ -75,10 +75,13 @@ def check_directory(text, flag: str = "--workdir") -> str:
     )
   path = pathlib.Path(address)
   where = pathlib.Path(os.path.realpath(path))
-  homes = {os.path.realpath(os.path.expanduser("~")), _PROJECT.as_posix()}
-  if where == where.parent or where.as_posix() in homes and not (where / "config.json").exists():
-    names = {where.parent: "the root of the file system", _PROJECT: "the project's own directory"}
-    name = names.get(where, "the home directory")
+  home = pathlib.Path(os.path.realpath(os.path.expanduser("~")))
+  name = {home: "the home directory", _PROJECT: "the project's own directory"}.get(where)
+  if where == where.parent:
+    name = "the root of the file system"
+  elif name and (where / "config.json").exists():
+    name = None
+  if name:
     raise UserError(
       f"{flag}={text}: found {name}, expected a directory of its own; is its variable set? {remedy}"
     )
@@ -98,9 +101,8 @@ def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
     UserError: one cannot be written to, or is a file.
     TransientError: an object store stays out of reach.
   """
-  existing = [
-    f"{directory}/{folder}" for folder in folders if os.path.lexists(f"{directory}/{folder}")
-  ]
+  subdirectories = [f"{directory}/{folder}" for folder in folders]
+  existing = [path for path in subdirectories if os.path.lexists(path)]
   for where in (str(directory), *existing):
     file = as_path(where) / f".writable-{uuid.uuid4().hex[:8]}"
     try:
@@ -115,7 +117,7 @@ def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
 
 
 def _reason(where: str, error: OSError) -> str:
-  """Return the reason and the remedy."""
+  """Return why a directory cannot be written to, and the remedy."""
   if os.path.islink(where) and not os.path.exists(where):
     return f"found a link to {os.readlink(where)}, which is not there; mount or restore it"
   if os.path.isfile(where):

@@ -28,17 +28,17 @@ _ALIASES = {"gcs": "gs", "s3a": "s3"}
 _ATTEMPT_SECONDS = 30.0  # time limit of a request, besides the time to transfer its bytes
 _MIN_BYTES_PER_SECOND = 2**20
 _ASSUMED_SIZE = 2**25  # bytes; stands in for an unknown size when a time limit is computed
-_RECHECK_SECONDS = 1.0  # do not check a bucket again within this time of finding it
+_RECHECK_SECONDS = 1.0  # a bucket that exists is not checked again within this time
 _STREAM_READ_BYTES = 2**23  # bytes of a request when a whole file is read
 
-_last_found: dict[str, float] = {}  # the time at which each bucket was last found
+_last_checks: dict[str, float] = {}  # when each bucket was last checked and existed
 
 
 def reset() -> None:
   """Forget all clients and their listings, as if the program had just started."""
   clients.open_client.cache_clear()
   clients.open_fsspec_client.cache_clear()
-  _last_found.clear()
+  _last_checks.clear()
 
 
 class RemotePath:
@@ -47,8 +47,8 @@ class RemotePath:
   A method that needs an absent file raises FileNotFoundError.
 
   Args:
-    url: `scheme://...`; the root of fsspec's chained URLs is everything but the first path
-      (`zip://a/b::gs://c`).
+    url: `scheme://bucket/key`, or a chained URL of fsspec, such as `zip://a/b::gs://bucket/c.zip`,
+      the file `a/b` in an archive. Its root is everything but the first path.
 
   Raises:
     UserError, DamageError, TransientError: of every method, see docs/reference/exit-codes.md;
@@ -149,7 +149,7 @@ class RemotePath:
   def create(self, data: bytes) -> bool:
     """Write the file unless it exists; return whether it was written.
 
-    `data` must differ from call to call.
+    `data` must be unique to the call.
     """
 
     def call(files: clients.Client, timeout: float) -> bool:
@@ -173,7 +173,7 @@ class RemotePath:
     """Write the file, or delete it if `data` is None, unless its version has changed.
 
     Return whether the file was written or deleted. Google's store and S3 compare and write
-    atomically; other stores do not. `data` must differ from call to call.
+    atomically; other stores do not. `data` must be unique to the call.
     """
 
     def call(files: clients.Client, timeout: float) -> bool:
@@ -246,7 +246,7 @@ class RemotePath:
     """Return None, because stores differ in their definitions of the time."""
 
   def mkdir(self, **_: bool) -> None:
-    pass
+    """Do nothing: a directory exists while it holds files."""
 
   def unlink(self, missing_ok: bool = False) -> None:
     self._delete(self._key)
@@ -286,6 +286,8 @@ def _read(
   """Request ranges of files of a bucket at once; None for an absent file.
 
   Args:
+    root: the URL of the bucket.
+    parts: the key and the range of each read.
     url_of_key: returns the URL of a key, for messages.
     seconds: how long to wait for each, over all attempts.
     versions: filled with the version of each file, by key, where the store gives one.
@@ -359,13 +361,13 @@ def _check_bucket(root: str, url: str, operation: str) -> None:
   """Raise an error if a file is missing at a URL because its bucket does not exist.
 
   Args:
-    operation: the failed operation, for messages: `read`, or `listed`, which also
-      raises if listing the bucket is not permitted.
+    root: the URL of the bucket.
+    url: the URL of the missing file, for messages.
+    operation: the failed operation, for messages: `read`, or `listed`, which also raises if listing
+      the bucket is not permitted.
   """
-  if (
-    operation == "read"
-    and time.monotonic() - _last_found.get(root, -_RECHECK_SECONDS) < _RECHECK_SECONDS
-  ):
+  seconds_since_check = time.monotonic() - _last_checks.get(root, -_RECHECK_SECONDS)
+  if operation == "read" and seconds_since_check < _RECHECK_SECONDS:
     return
   scheme = root.partition("://")[0]
   try:
@@ -381,7 +383,7 @@ def _check_bucket(root: str, url: str, operation: str) -> None:
       raise translate_error(
         error, url, operation, ErrorKind.NO_BUCKET if is_gone else None
       ) from error
-  _last_found[root] = time.monotonic()
+  _last_checks[root] = time.monotonic()
 
 
 class _Stream(io.RawIOBase):

@@ -16,7 +16,7 @@ from t5x_like.files.remote import RemotePath
 from t5x_like.files.shard_files import Read, ShardFiles, Shards
 
 CACHE_BYTES = 2**30  # shared by all stores of a process
-PATIENCE_SECONDS = 300.0  # for one remote read, over all attempts
+READ_SECONDS = 300.0  # the time for one remote read, over all attempts
 _BLOCK_BYTES = 2**18
 
 
@@ -74,7 +74,7 @@ class RemoteShardFiles(ShardFiles):
     self._budget.give_back(self._reserved_bytes)
 
   def read(self, file: str) -> bytes | None:
-    return self._root.read_many([(file, None)], PATIENCE_SECONDS)[0]
+    return self._root.read_many([(file, None)], READ_SECONDS)[0]
 
   def fill(self, shards: Shards, array: str, reads: Sequence[Read]) -> None:
     if self._is_cached is None:
@@ -171,7 +171,7 @@ class RemoteShardFiles(ShardFiles):
   def _read_ranges(self, ranges: Sequence[tuple[str, ByteRange]]) -> list[bytes]:
     """Request all ranges of files at once, and note the files whose version has changed."""
     versions: dict[str, Any] = {}
-    contents = self._root.read_many(ranges, PATIENCE_SECONDS, versions)
+    contents = self._root.read_many(ranges, READ_SECONDS, versions)
     for file, version in versions.items():
       if self._versions.setdefault(file, version) != version:
         self._versions[file] = version

@@ -65,12 +65,12 @@ class ShardFiles(abc.ABC):
 
   def listing(self, directories: Sequence[str]) -> dict[str, int | None] | None:
     """List the files in directories with their sizes (None if unknown); None if not possible."""
+    sizes = {}
     try:
-      return {
-        f"{directory}/{name}": size
-        for directory in directories
-        for name, size in (self._root / directory).sizes().items()
-      }
+      for directory in directories:
+        for name, size in (self._root / directory).sizes().items():
+          sizes[f"{directory}/{name}"] = size
+      return sizes
     except OSError as error:
       raise UserError(f"{self._root}: cannot be listed ({one_line(error)})") from error
     except UserError as error:

@@ -27,14 +27,15 @@ class ErrorKind(enum.Enum):
 
 
 def _by_name(**names: str) -> dict[str, ErrorKind]:
-  """Return the kinds by names, which are given for each kind with bars between them."""
+  """Return the kind of each name, from the names of each kind, separated by bars."""
   kinds = {}
   for kind, joined in names.items():
     kinds |= dict.fromkeys(joined.split("|"), ErrorKind[kind])
   return kinds
 
 
-_KINDS_BY_CODE = _by_name(  # of S3 and Azure, more precise than the status
+# The error codes of S3 and Azure, which are more precise than the HTTP status.
+_KINDS_BY_CODE = _by_name(
   NO_BUCKET="NoSuchBucket|ContainerNotFound|ContainerBeingDeleted|FilesystemNotFound",
   ABSENT="NoSuchKey|NoSuchVersion|BlobNotFound|PathNotFound",
   EXPIRED="ExpiredToken|ExpiredTokenException|TokenRefreshRequired|RequestExpired",
@@ -52,7 +53,8 @@ _KINDS_BY_STATUS = {
   416: ErrorKind.DAMAGED,
   501: ErrorKind.OTHER,
 }
-# by name, as their packages are optional: aiohttp, requests, urllib3, botocore, fsspec, google.auth
+# Exception classes by name, because the packages that define them are optional: aiohttp, requests,
+# urllib3, botocore, fsspec, google.auth.
 _KINDS_BY_CLASS = _by_name(
   TRANSIENT="ChunkedEncodingError|ClientConnectionError|ClientPayloadError|ConnectTimeout|ConnectTimeoutError|"
   "ConnectionClosedError|ConnectionError|EndpointConnectionError|FSTimeoutError|IncompleteRead|ProxyError|ReadTimeout|"
@@ -62,23 +64,23 @@ _KINDS_BY_CLASS = _by_name(
   REFUSED="DefaultCredentialsError|NoCredentialsError|PartialCredentialsError|CredentialRetrievalError",
   OTHER="AzureError|BotoCoreError|ClientError|GoogleAuthError|RequestException",
 )
+_KINDS_BY_ERRNO_NAME = _by_name(
+  TRANSIENT="EIO|EAGAIN|EBUSY|EINTR|ESTALE|ETIMEDOUT|ECONNRESET|ECONNREFUSED|ECONNABORTED|EPIPE|"
+  "ENETDOWN|ENETUNREACH|ENETRESET|EHOSTDOWN|EHOSTUNREACH|EREMOTEIO|ENOTCONN|ENOBUFS|ENOLINK|ENONET|"
+  "ECOMM|ESHUTDOWN|ETIME",
+  ABSENT="ENOENT|ENOTDIR",
+  EXISTS="EEXIST",
+  REFUSED="EACCES|EPERM",
+)
 _KINDS_BY_ERRNO = {
-  getattr(errno, name): error_kind
-  for name, error_kind in _by_name(
-    TRANSIENT="EIO|EAGAIN|EBUSY|EINTR|ESTALE|ETIMEDOUT|ECONNRESET|ECONNREFUSED|ECONNABORTED|EPIPE|ENETDOWN|ENETUNREACH|"
-    "ENETRESET|EHOSTDOWN|EHOSTUNREACH|EREMOTEIO|ENOTCONN|ENOBUFS|ENOLINK|ENONET|ECOMM|ESHUTDOWN|ETIME",
-    ABSENT="ENOENT|ENOTDIR",
-    EXISTS="EEXIST",
-    REFUSED="EACCES|EPERM",
-  ).items()
-  if hasattr(errno, name)
+  getattr(errno, name): kind for name, kind in _KINDS_BY_ERRNO_NAME.items() if hasattr(errno, name)
 }
 _KINDS_BY_TYPE = {
   FileNotFoundError: ErrorKind.ABSENT,
   FileExistsError: ErrorKind.EXISTS,
   PermissionError: ErrorKind.REFUSED,
 }
-# absl's codes as TensorStore writes them, and phrases of messages without a status
+# The codes of absl as TensorStore writes them, and phrases of messages without a status.
 _KINDS_BY_WORDS = _by_name(
   TRANSIENT="UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|Too Many Requests|Service "
   "Unavailable|SlowDown|Connection reset|"
@@ -136,9 +138,8 @@ def error_kind(error: BaseException) -> ErrorKind | None:
   was being handled when this one was raised, perhaps the end of the whole run, counts only as a
   last resort.
   """
-  return _first_kind(list(error_chain(error, explicit=True))) or _first_kind(
-    list(error_chain(error))
-  )
+  explicit_chain = list(error_chain(error, explicit=True))
+  return _first_kind(explicit_chain) or _first_kind(list(error_chain(error)))
 
 
 def kind_of_errno(number: int | None) -> ErrorKind | None:
@@ -151,13 +152,14 @@ def mentions_passing_fault(message: str) -> bool:
   return any(words in message for words in _PASSING_FAULTS)
 
 
-def _first_kind(links: list[BaseException]) -> ErrorKind | None:
+def _first_kind(errors: list[BaseException]) -> ErrorKind | None:
   """Return the kind of the first exception that has one; answers of a server come first."""
-  answers = [_kind_of_answer(link) for link in links]
-  exceptions = [_kind_of_exception(link) for link in links]
-  if ErrorKind.TRANSIENT in exceptions:
-    exceptions.insert(0, ErrorKind.TRANSIENT)
-  return next((kind for kind in answers + exceptions if kind is not None), None)
+  answer_kinds = [_kind_of_answer(error) for error in errors]
+  exception_kinds = [_kind_of_exception(error) for error in errors]
+  if ErrorKind.TRANSIENT in exception_kinds:
+    exception_kinds.insert(0, ErrorKind.TRANSIENT)
+  kinds = answer_kinds + exception_kinds
+  return next((kind for kind in kinds if kind is not None), None)
 
 
 def _kind_of_answer(error: BaseException) -> ErrorKind | None:

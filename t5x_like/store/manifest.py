@@ -86,12 +86,8 @@ class Manifest:
     return checked_json.digest(dataclasses.asdict(self))
 
   def to_json(self) -> str:
-    return (
-      json.dumps(
-        {"format": FORMAT, **dataclasses.asdict(self), "checksum": self.checksum}, indent=1
-      )
-      + "\n"
-    )
+    content = {"format": FORMAT, **dataclasses.asdict(self), "checksum": self.checksum}
+    return json.dumps(content, indent=1) + "\n"
 
 
 def parse(text: bytes, where: str) -> Manifest:
@@ -135,8 +131,8 @@ def _convert(declared: Any, content: Any, where: str, key: str) -> Any:
     where: the file, for messages.
     key: the path of the content in the file, for messages; empty at the top level.
   """
-  kind = getattr(declared, "__origin__", declared)
-  item_type = getattr(declared, "__args__", (Any,))[-1]
+  kind = getattr(declared, "__origin__", declared)  # `list` for `list[Array]`
+  item_type = getattr(declared, "__args__", (Any,))[-1]  # `Array` for it; Any for other types
   if dataclasses.is_dataclass(kind):
     return _convert_dataclass(kind, content, where, key)
   if type(content) is not kind:
@@ -157,6 +153,7 @@ def _convert(declared: Any, content: Any, where: str, key: str) -> Any:
 
 
 def _convert_dataclass(kind: type, content: Any, where: str, key: str) -> Any:
+  """Convert a JSON object to a dataclass; UserError for unknown and missing fields."""
   if type(content) is not dict:
     _refuse(where, key, f"found {type(content).__name__}, expected an object")
   fields = {field.name: field.type for field in dataclasses.fields(kind)}
@@ -173,6 +170,7 @@ def _convert_dataclass(kind: type, content: Any, where: str, key: str) -> Any:
 
 
 def _refuse(where: str, key: str, problem: str) -> NoReturn:
+  """Raise the error of a damaged manifest."""
   raise UserError(f"{where}: {key or 'top level'}: {problem}: {REMEDY}")
 
 
@@ -196,11 +194,9 @@ def check_arrays(arrays: Sequence[Array], where: object) -> None:
   """Raise UserError for arrays that no store can hold."""
   names = [array.name for array in arrays]
   file_names.check_names(f"{where}: arrays", names, REMEDY)
-  if (
-    not names
-    or len(set(names)) < len(names)
-    or any("." in name or name == VOCABULARY for name in names)
-  ):
+  are_distinct = len(set(names)) == len(names)
+  has_reserved_name = any("." in name or name == VOCABULARY for name in names)
+  if not names or not are_distinct or has_reserved_name:
     raise UserError(
       f"{where}: arrays: found {file_names.quote_name(names)}, expected other names, "
       f"without dots: {REMEDY}"

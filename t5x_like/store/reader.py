@@ -90,9 +90,8 @@ class Store:
     table = _table(files, SHARDS_TABLE)
     shards = store_shards.read_shards(manifest, table, files.name(SHARDS_TABLE))
     full = verify == "full" or (verify == "auto" and shards.num_bytes <= FULL_VERIFY_BYTES)
-    return cls(
-      path, files, text, manifest, shards, _verify(files, manifest, shards, table if full else None)
-    )
+    verification = _verify(files, manifest, shards, table if full else None)
+    return cls(path, files, text, manifest, shards, verification)
 
   def is_current(self) -> bool:
     """Return whether the manifest at `path` is unchanged since opening."""
@@ -163,9 +162,8 @@ class Store:
     firsts = self._shards.first_value[array]
     width = self._widths[array]
     ends_N = starts_N + sizes_N
-    if ends_N.size and not (
-      0 <= starts_N.min() and (starts_N <= ends_N).all() and ends_N.max() <= firsts[-1]
-    ):
+    is_inside_N = (starts_N >= 0) & (starts_N <= ends_N) & (ends_N <= firsts[-1])
+    if not is_inside_N.all():
       raise ValueError(f"{array}: {starts_N.min()}..{ends_N.max()} outside 0..{firsts[-1]}")
     values = np.empty(int(sizes_N.sum()) * width, self._shards.dtypes[array])
     if values.size:
@@ -245,20 +243,17 @@ class Store:
     self._files.fill(shards, directory, reads)
     ends_N += np.repeat(shards.first_value[array][:-1], np.diff(shards.first_item))
     last_S = ends_N[shards.first_item[1:] - 1]
-    if (
-      ends_N[0] < 0
-      or (ends_N[1:] < ends_N[:-1]).any()
-      or (last_S != shards.first_value[array][1:]).any()
-    ):
+    ascends = ends_N[0] >= 0 and (ends_N[1:] >= ends_N[:-1]).all()
+    if not ascends or (last_S != shards.first_value[array][1:]).any():
       raise DamageError(
         f"{self._files.name(directory)}: found ends that do not ascend to the last value of a "
-        "shard: copy it again or "
-        f"{REMEDY}"
+        f"shard: copy it again or {REMEDY}"
       )
     return ends_N
 
 
 def _table(files: ShardFiles, file: str) -> bytes:
+  """Return the content of a table; raise UserError if there is no such file."""
   table = files.read(file)
   if table is None:
     raise UserError(f"{files.name(file)}: found no such file: copy it again or {REMEDY}")
@@ -266,7 +261,13 @@ def _table(files: ShardFiles, file: str) -> bytes:
 
 
 def _verify(files: ShardFiles, manifest: Manifest, shards: Shards, table: bytes | None) -> str:
-  """Check that all files exist and, given the table of shards, their contents.
+  """Check that all files exist, and their contents if `table` is given.
+
+  Args:
+    files: the files of the store.
+    manifest: its manifest.
+    shards: its shards.
+    table: the content of `SHARDS_TABLE`, for a check of all checksums; None checks sizes only.
 
   Returns:
     A description of the check.
@@ -349,8 +350,8 @@ def _verify_checksums(files: ShardFiles, shards: Shards, checksums_SF: np.ndarra
       for directory in shards.directories
     ]
     try:
-      for done in checks:
-        done.result()
+      for check in checks:
+        check.result()
     finally:
       pool.shutdown(cancel_futures=True)
 

@@ -20,10 +20,10 @@ from t5x_like.store.reader import Store
 from t5x_like.store.shards import SHARDS_TABLE, array_directories
 
 TOKENS = "tokens"
-_, _ENDS = array_directories(TOKENS)
-_BLOCK = 256  # ends read per step: half a page
+_, _ENDS = array_directories(TOKENS)  # the directory of the document ends
+_BLOCK = 256  # ends read per step: 2 KiB, half a page of memory
 _NEXT_ENDS = 32  # ends read at once for the consecutive documents of a window
-_BYTES = 8  # per end
+_END_BYTES = 8
 
 
 class TokenStore(Store):
@@ -158,7 +158,7 @@ class TokenStore(Store):
     begin_N = number_N - has_previous_N
     num_ends_N = size_N + has_previous_N
     ends_NK = self._read_ends(shard_N, begin_N, num_ends_N, width=count + 1)
-    # the first document of a shard begins at 0
+    # A shard's first document has no previous end; its row is shifted, so that a 0 takes its place.
     ends_NK[~has_previous_N] = np.roll(ends_NK[~has_previous_N], 1, axis=1)
     is_document_NK = np.arange(count) < size_N[:, None]
     sizes_NK = np.where(is_document_NK, np.diff(ends_NK, axis=1), 0)
@@ -197,9 +197,9 @@ class TokenStore(Store):
     if not ends_NK.size:
       return ends_NK
     buffer = memoryview(ends_NK).cast("B")
-    row_bytes = width * _BYTES
-    offset_N = _BYTES * begin_N
-    bytes_N = _BYTES * size_N
+    row_bytes = width * _END_BYTES
+    offset_N = _END_BYTES * begin_N
+    bytes_N = _END_BYTES * size_N
     columns = (shard_N.tolist(), offset_N.tolist(), bytes_N.tolist())
     reads = []
     for row, (shard, offset, size) in enumerate(zip(*columns, strict=True)):

@@ -92,7 +92,7 @@ def test_lease_of_an_ended_process_is_taken_over_at_once(content, tmp_path):
 def test_lease_that_can_be_neither_made_nor_read_is_an_error(tmp_path, monkeypatch):
   (tmp_path / "lease").symlink_to(tmp_path / "nowhere")
   monkeypatch.setattr("time.sleep", lambda seconds: None)
-  with pytest.raises(TransientError, match="lease: is there whenever"):
+  with pytest.raises(TransientError, match="lease: exists when it is to be"):
     make_lease(tmp_path, 30).__enter__()
 
 

@@ -180,7 +180,7 @@ def test_request_that_hangs_is_repeated(server, cache, monkeypatch):
 
 def test_unreachable_store_is_reported_in_one_line(server, url, cache, monkeypatch):
   store = TokenStore.open(url, verify="size")
-  monkeypatch.setattr(remote_ranges, "PATIENCE_SECONDS", 0.5)
+  monkeypatch.setattr(remote_ranges, "READ_SECONDS", 0.5)
   server.unavailable = 1.0
   for read in (lambda: store.windows([0], 100), lambda: TokenStore.open(url)):
     with refuses("check the network", error=TransientError):
