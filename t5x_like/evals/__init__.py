@@ -30,12 +30,13 @@ class EvalContext:
     task: the task to evaluate on; see `data.task.Task`.
     batches: `(max_examples) -> iterator` of this host's rows of fixed-shape batches, each example
       once; see `data.loader.eval_batches`.
-    batch_size, rules: rows of a global batch; mesh and sharding rules.
+    batch_size: the number of rows of a global batch.
+    rules: the mesh and the sharding rules.
     for_split: `(split) -> EvalContext` for another split of the task.
     vocabulary: the run's vocabulary, if it is not the task's, as for a task of labelled images;
       None is the task's.
     heartbeat: called before every call of a compiled function.
-    split: the task's; None if unknown.
+    split: the split of the task; None if unknown.
   """
 
   model: object
@@ -96,7 +97,7 @@ class EvalContext:
       arrays: the parameters by name.
 
     Returns:
-      Each array with the rows of all batches, those that only fill a batch among them.
+      Each array with the rows of all batches, including rows that only fill a batch.
     """
     outputs = []
     for batch in self.shard_batches(batches):

@@ -34,7 +34,7 @@ def check_text_encoder(model, where: str) -> None:
   if not has_encoder or "decoder_input_tokens" in model.REQUIRED_FEATURES:
     architecture = type(model).__module__.rpartition(".")[2]
     raise UserError(
-      f"{where}: embeds texts with an encoder, such as BERT; the model is {architecture!r}"
+      f"{where}: found the model {architecture!r}, expected an encoder of texts, such as BERT"
     )
 
 

@@ -1,7 +1,4 @@
-"""Compute features of labelled images with a frozen model.
-
-Evaluators that learn from one split and score another share them.
-"""
+"""Features of labelled images, for evaluators that learn from one split and score another."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -23,8 +20,7 @@ class LabelledFeatures:
     features_ND: float32 [N, D], the inputs of the model's head.
     label_N: int32 [N].
     index_N: the indices of the examples, int [N].
-    digest_N: a digest of each image's pixels, uint64 [N]: copies have the same, whatever their
-      files are called.
+    digest_N: a digest of each image's pixels, uint64 [N], which equal images share.
   """
 
   features_ND: np.ndarray
@@ -32,10 +28,10 @@ class LabelledFeatures:
   index_N: np.ndarray
   digest_N: np.ndarray
 
-  def where(self, mask_N: np.ndarray) -> "LabelledFeatures":
-    """Return the images for which a mask, bool [N], is set."""
-    parts = (self.features_ND, self.label_N, self.index_N, self.digest_N)
-    return LabelledFeatures(*(part[mask_N] for part in parts))
+  def select(self, is_selected_N: np.ndarray) -> "LabelledFeatures":
+    """Return the images selected by a mask, bool [N]."""
+    arrays = (self.features_ND, self.label_N, self.index_N, self.digest_N)
+    return LabelledFeatures(*(array[is_selected_N] for array in arrays))
 
 
 class ImageFeatures:
@@ -58,12 +54,12 @@ class ImageFeatures:
     has_features = hasattr(context.model, "features")
     if not has_features or context.task.labels is None or context.for_split is None:
       raise UserError(
-        f"evaluator {where}: is for models and tasks of labelled images, not task "
-        f"{context.task.name}"
+        f"evaluator {where}: found task {context.task.name}, expected a model and a task of "
+        "labelled images; choose another evaluator"
       )
     self._context = context
     self.support = context.for_split(support_split)
-    # `train` and `train[:200]` are parts of one split.
+    # `train` and `train[:200]` share images.
     split_name, _ = parse_split(context.split or "")
     support_name, _ = parse_split(support_split)
     is_same = self.support is context or split_name == support_name
@@ -76,7 +72,7 @@ class ImageFeatures:
     self._where = where
     self._has_reported = False
 
-    def function(model, batch):
+    def features(model, batch):
       return (
         model.features(batch),
         batch["label"],
@@ -84,7 +80,7 @@ class ImageFeatures:
         pixel_digests(batch["image"]),
       )
 
-    self._run = context.jit(function)
+    self._run = context.jit(features)
 
   def __call__(
     self,
@@ -109,13 +105,13 @@ class ImageFeatures:
     features_ND, label_N, index_N, digest_N2 = outputs
     digest_N2 = digest_N2.astype(np.uint64)
     digest_N = digest_N2[:, 0] << np.uint64(32) | digest_N2[:, 1]
-    return LabelledFeatures(features_ND, label_N, index_N, digest_N).where(index_N >= 0)
+    return LabelledFeatures(features_ND, label_N, index_N, digest_N).select(index_N >= 0)
 
   def without_copies(self, scored: LabelledFeatures, support: LabelledFeatures) -> LabelledFeatures:
-    """Return the scored images that are not among those to learn from, and report the others once.
+    """Return the scored images without copies of those to learn from, and report copies once.
 
     Raises:
-      UserError: all of them are.
+      UserError: all of them are copies.
     """
     is_new_N = ~np.isin(scored.digest_N, support.digest_N)
     copies = len(is_new_N) - int(is_new_N.sum())
@@ -131,7 +127,7 @@ class ImageFeatures:
         flush=True,
       )
     self._has_reported = True
-    return scored.where(is_new_N)
+    return scored.select(is_new_N)
 
 
 def _same_images(task, support_task) -> bool:

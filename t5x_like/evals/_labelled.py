@@ -22,9 +22,7 @@ SAMPLE_COUNT = 8
 
 
 class LabelledRows:
-  """All rows of a labelled task and a compiled function of them.
-
-  Rows of similar length share batches.
+  """All rows of a labelled task, and a function compiled for them.
 
   Args:
     function: `(model, batch) -> a tuple of arrays` with a leading axis B.
@@ -59,7 +57,7 @@ class LabelledRows:
     self._lengths = merge_lengths(padded_lengths(context.model, used_N, S), context.batch_size)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> list[tuple[np.ndarray, ...]]:
-    """Return the function's outputs for every row, in order."""
+    """Return the function's outputs for every row in order, computed in batches of like lengths."""
     shape = self.tokens.shape[1:]
 
     def features(numbers: list[int], length: int) -> dict[str, np.ndarray]:
@@ -108,7 +106,7 @@ class LabelledEvaluator(BaseEvaluator):
 
   @functools.cached_property
   def examples(self) -> list[dict[str, Any]]:
-    """The metrics' view of each row, see `data.task.Task.examples`."""
+    """The example of each row, see `data.task.Task.examples`."""
     fields = (*self.ids, *self.questions)
     return self.context.task.examples(fields)[: len(self.rows.tokens)]
 
@@ -157,12 +155,13 @@ def check_labelled(
   task = context.task
   if task.examples is None:
     raise UserError(
-      f"evaluator {evaluator}: task {task.name} has no labelled records; choose another task"
+      f"evaluator {evaluator}: found task {task.name} without labelled records; choose another task"
     )
   batch = context.abstract_batch()
   if "decoder_input_tokens" in batch and "example_weights" not in batch:
     raise UserError(
-      f"evaluator {evaluator}: is for labelled texts, task {task.name} makes {', '.join(batch)}"
+      f"evaluator {evaluator}: found task {task.name} with {', '.join(batch)}, expected labelled "
+      "texts; choose another task"
     )
   outputs = jax.eval_shape(
     functools.partial(example_outputs, is_choice="option_labels" in batch), context.model, batch
@@ -208,12 +207,12 @@ def question_scores(
   return MultiRc()(tuple(gold_by_question.values()), tuple(predictions_by_question.values()))
 
 
-def with_identifiers(
+def prepend_ids(
   row: dict[str, Any], record: dict[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
-  """Prepend the identifying fields of its record to a row of predictions."""
-  identifiers = {name: record[name] for name in names if name in record}
-  return {**identifiers, **row}
+  """Return a row of predictions after the fields that identify its record."""
+  ids = {name: record[name] for name in names if name in record}
+  return {**ids, **row}
 
 
 def sample_predictions(predictions: list[dict[str, Any]]) -> list[dict[str, str]]:

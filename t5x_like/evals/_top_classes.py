@@ -6,7 +6,7 @@ import numpy as np
 
 from t5x_like.evals import EvalResult
 
-TOP_K = 5  # classes of an image, compared by `top5`
+TOP_K = 5  # the likeliest classes, which `top5` compares
 _SAMPLES = 8
 
 
@@ -20,7 +20,7 @@ def top_metric_names(classes: Sequence[str]) -> tuple[str, ...]:
 def score_top_classes(
   best_NK: np.ndarray, label_N: np.ndarray, index_N: np.ndarray, classes: Sequence[str]
 ) -> EvalResult:
-  """Score the likeliest classes of images, the best first; an image with index -1 is padding."""
+  """Score the likeliest classes of images, best first; rows with index -1 are padding."""
   is_image_N = index_N >= 0
   best_NK = best_NK[is_image_N]
   label_N = label_N[is_image_N]

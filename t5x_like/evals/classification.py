@@ -14,11 +14,11 @@ from t5x_like.metrics.classification import SCORES, Classification, Correlation,
 class Evaluator(_labelled.LabelledEvaluator):
   """An evaluator of every example's likeliest class or, in a regression, of the predicted numbers.
 
-  Examples without a label are predicted, but not scored.
+  Examples without a label are predicted but not scored.
 
   Attributes:
-    scores: for classes: accuracy, f1 (of class 1), macro_f1, matthews_correlation; for numbers
-      always Pearson's and Spearman's correlation. In percent, like all benchmark metrics.
+    scores: for classes, some of accuracy, f1 (of class 1), macro_f1 and matthews_correlation;
+      numbers always have Pearson's and Spearman's correlation. All are in percent.
     questions: fields that together identify an example's question; adds MultiRC's `f1a` and
       `exact_match`.
 
@@ -39,8 +39,8 @@ class Evaluator(_labelled.LabelledEvaluator):
       )
     if not self._classes and (self.scores != ("accuracy",) or self.questions):
       raise UserError(
-        "evaluator classification: scores, questions: the labels are numbers, expected neither; "
-        "leave them out, or name the classes with config.task.labels"
+        "evaluator classification: found scores or questions for labels that are numbers, expected "
+        "neither; leave them out, or name the classes with config.task.labels"
       )
     num_labels = len(self._classes) or 1
     _labelled.check_labelled(self.context, "classification", {"logits": 2}, num_labels)
@@ -51,6 +51,7 @@ class Evaluator(_labelled.LabelledEvaluator):
 
   @property
   def _metric(self):
+    """The metric of the task's labels, classes or numbers."""
     if self._classes:
       return Classification(len(self._classes), self.scores)
     return Correlation()
@@ -91,6 +92,7 @@ class Evaluator(_labelled.LabelledEvaluator):
     return EvalResult(scores | counts, _labelled.sample_predictions(predictions), predictions)
 
   def _describe_prediction(self, example: dict, logits_V: np.ndarray) -> dict:
+    """Return the entry of an example in the predictions."""
     row = {"input": " | ".join(example["text"]), "target": example["label"]}
     if self._classes:
       p_V = np.exp(logits_V - logits_V.max())
@@ -99,4 +101,4 @@ class Evaluator(_labelled.LabelledEvaluator):
       row["probabilities"] = {name: round(float(p), 6) for name, p in zip(self._classes, p_V)}
     else:
       row["prediction"] = float(logits_V[0])
-    return _labelled.with_identifiers(row, example["record"], self.ids)
+    return _labelled.prepend_ids(row, example["record"], self.ids)

@@ -36,16 +36,18 @@ class Evaluator(BaseEvaluator):
     task = self.context.task
     if task.examples is None or task.classes:
       raise UserError(
-        f"evaluator embedding: task {task.name} has no numbers to compare with, expected task "
-        "classification with text, pair and no labels"
+        f"evaluator embedding: found task {task.name} without numbers to compare with, expected "
+        "task classification with text, pair and no labels"
       )
     if not self._examples or len(self._examples[0]["text"]) != 2:
       raise UserError(
-        f"evaluator embedding: task {task.name} has single texts; set --config.task.pair"
+        f"evaluator embedding: found single texts in task {task.name}, expected pairs; set "
+        "--config.task.pair"
       )
 
   @functools.cached_property
   def _examples(self):
+    """The pairs that have a number."""
     examples = self.context.task.examples(self.ids)
     labelled = [example for example in examples if example["label"] is not None]
     return labelled[: self.max_examples]
@@ -67,14 +69,14 @@ class Evaluator(BaseEvaluator):
 
   def __call__(self, arrays):
     """Return the correlations, in percent, and the number of `examples`."""
-    lengths = [len(row) for row in self._rows]
+    context = self.context
+    longest = context.task.features["encoder_input_tokens"].shape[-1]
+    lengths = _labelled.padded_lengths(context.model, [len(row) for row in self._rows], longest)
     rows = run_in_batches(
       lambda batch: self.run(arrays, batch),
-      self.context.rules,
-      self.context.batch_size,
-      _labelled.padded_lengths(
-        self.context.model, lengths, self.context.task.features["encoder_input_tokens"].shape[-1]
-      ),
+      context.rules,
+      context.batch_size,
+      lengths,
       self._features,
     )
     first_ND = np.stack([embedding_D for (embedding_D,) in rows[0::2]])
@@ -84,12 +86,13 @@ class Evaluator(BaseEvaluator):
     for example, cosine in zip(self._examples, cosine_N, strict=True):
       row = {"input": " | ".join(example["text"]), "target": example["label"]}
       row["prediction"] = float(cosine)
-      predictions.append(_labelled.with_identifiers(row, example["record"], self.ids))
+      predictions.append(_labelled.prepend_ids(row, example["record"], self.ids))
     gold = [row["target"] for row in predictions]
     scores = Correlation()(gold, [row["prediction"] for row in predictions])
     scores["examples"] = len(predictions)
     return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
 
   def _features(self, numbers: list[int], length: int) -> dict[str, np.ndarray]:
+    """Return the model's features of texts, padded to a length."""
     tokens_BP, valid_BP = pad_rows([self._rows[number] for number in numbers], length)
     return {"encoder_input_tokens": tokens_BP, "encoder_segment_ids": valid_BP}

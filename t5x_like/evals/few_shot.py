@@ -62,17 +62,16 @@ class Evaluator(BaseEvaluator):
     return tuple(f"{self.shots}_shot_{name}" for name in ("top1", "spread", "images"))
 
   def __call__(self, arrays):
-    """Return the accuracy of the regression, with its spread over the draws.
+    """Return the mean accuracy over the draws, its spread and the number of images scored.
 
-    Metrics are `<shots>_shot_top1`, in percent, the mean over the draws; `<shots>_shot_spread`,
-    their standard deviation; and `<shots>_shot_images`, the number of images scored. Images of a
-    draw, and copies of them, are not scored.
+    The accuracy, in percent, is `<shots>_shot_top1`; `<shots>_shot_spread` is its standard
+    deviation over the draws. Images of a draw and their copies are not scored.
     """
     support, test = self._features(arrays, self._read_draws(), self.max_examples)
     classes = len(self.context.task.classes)
     scores = []
     for draw in self._drawn_examples:
-      draw_features = support.where(np.isin(support.index_N, draw))
+      draw_features = support.select(np.isin(support.index_N, draw))
       guess_M = classify_by_ridge(
         draw_features.features_ND, draw_features.label_N, test.features_ND, classes, self.l2
       )
@@ -87,7 +86,9 @@ class Evaluator(BaseEvaluator):
     context = self._features.support
     indices = np.unique(np.concatenate(self._drawn_examples))
     rows = local_rows(context.rules.batch(), context.batch_size)
-    return loader.eval_batches(context.task, batch_size=context.batch_size, rows=rows, only=indices)
+    return loader.eval_batches(
+      context.task, batch_size=context.batch_size, rows=rows, indices=indices
+    )
 
 
 def draw_examples(labels: np.ndarray, classes: int, shots: int, seed: int, task) -> np.ndarray:

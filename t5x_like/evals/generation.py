@@ -1,7 +1,4 @@
-"""Score generated texts with their benchmarks' metrics.
-
-They are labels in words, answers, translations or summaries.
-"""
+"""Score generated labels, answers, translations or summaries with their benchmarks' metrics."""
 
 import dataclasses
 import functools
@@ -21,7 +18,7 @@ from t5x_like.metrics.texts import METRICS, reference_texts
 from t5x_like.rows import merge_lengths, pad_rows, padded_length, run_in_batches
 from t5x_like.slots import Condition, Length, PositiveInt
 
-_UNLABELLED = "-1"
+_UNLABELLED = "-1"  # marks a missing label in TFDS
 Beams = Annotated[int, Condition("a whole number from 1 to 1,024", lambda n: 1 <= n <= 1024)]
 
 
@@ -30,8 +27,8 @@ class Evaluator(BaseEvaluator):
   """An evaluator that generates and scores the target of every example of a text-to-text task.
 
   Inputs longer than the task's rows are truncated as in training, and counted as `truncated`.
-  Examples with the target -1, which in TFDS marks a missing label, are predicted, but not scored,
-  unless a metric has a class of this name; so are examples without `references`.
+  Examples without `references` are predicted but not scored, and so are those with the target -1,
+  which marks a missing label in TFDS, unless a metric has a class of this name.
 
   Attributes:
     metrics: one or more of `metrics.texts.METRICS`, each a name or a name with its options.
@@ -70,8 +67,8 @@ class Evaluator(BaseEvaluator):
     targets = task.features.get("decoder_target_tokens")
     if task.examples is None or targets is None or len(targets.shape) > 1:
       raise UserError(
-        f"evaluator generation: task {task.name} is not text-to-text; choose "
-        "another task or evaluator"
+        f"evaluator generation: found task {task.name}, expected text-to-text; choose another task "
+        "or evaluator"
       )
     for i, metric in enumerate(self._text_metrics):
       metric.metric.check_references([references[i] for references in self._gold.values()])
@@ -93,7 +90,7 @@ class Evaluator(BaseEvaluator):
 
   @functools.cached_property
   def _missing_labels(self):
-    """The targets that mark a missing label."""
+    """The targets that mark a missing label: -1, unless a metric has it as a class."""
     classes: set[str] = set()
     for metric in self.metrics:
       if isinstance(metric, dict):
@@ -116,7 +113,7 @@ class Evaluator(BaseEvaluator):
 
   @property
   def _side(self):
-    """The beginning of the names of the features that hold a prompt."""
+    """The stack whose features hold a prompt."""
     return "encoder" if self._has_encoder else "decoder"
 
   @property
@@ -172,10 +169,10 @@ class Evaluator(BaseEvaluator):
     return (*names, "examples", "empty", "truncated", "unfinished", "unlabelled")
 
   def __call__(self, arrays):
-    """Return the metrics' scores and four counts.
+    """Return the metrics' scores and the numbers of `examples` and of some kinds of them.
 
-    They are the numbers of `examples`, `empty` predictions, `truncated` inputs, and `unfinished`
-    predictions, which reach `max_new_tokens` without an end.
+    Kinds are `empty` predictions, `truncated` inputs, `unfinished` predictions, which reach
+    `max_new_tokens` without an end, and `unlabelled` examples, if any.
     """
     batch_size = self.context.batch_size
     prompts, truncated = self._prompts
@@ -204,7 +201,7 @@ class Evaluator(BaseEvaluator):
       row = {"input": example["inputs"], "target": example["targets"], "prediction": text}
       if self.references:
         row["references"] = self._reference_texts(example)
-      predictions.append(_labelled.with_identifiers(row, example["record"], self.ids))
+      predictions.append(_labelled.prepend_ids(row, example["record"], self.ids))
     return EvalResult(scores, _labelled.sample_predictions(predictions), predictions)
 
   def _score(self, texts: list[str]) -> dict[str, float]:
@@ -246,7 +243,7 @@ class Evaluator(BaseEvaluator):
   def _prompts(self):
     """The ids of the prompts, and the number of prompts that are too long.
 
-    Ids that a task makes itself are cut at the beginning, others at the end.
+    Prompts are cut at the end, or at the beginning if the task itself gives their ids.
     """
     from t5x_like import vocabularies
 
@@ -274,6 +271,7 @@ class Evaluator(BaseEvaluator):
     return rows, truncated
 
   def _rows(self, numbers: list[int], length: int) -> dict[str, np.ndarray]:
+    """Return the prompts of examples, padded to a length."""
     pad_id = self.context.task.vocabulary.pad_id or 0
     all_prompts, _ = self._prompts
     prompts = [all_prompts[number] for number in numbers]
@@ -281,6 +279,7 @@ class Evaluator(BaseEvaluator):
     return {"tokens": tokens_BP, "valid": valid_BP}
 
   def _features(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return the model's features of prompts."""
     names = self.context.task.features
     side = self._side
     features = {f"{side}_input_tokens": batch["tokens"]}

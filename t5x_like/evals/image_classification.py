@@ -27,7 +27,8 @@ class Evaluator(BaseEvaluator):
     if "image" not in task.features or not task.classes:
       features = ", ".join(task.features)
       raise UserError(
-        f"evaluator image_classification: is for labelled images, task {task.name} makes {features}"
+        f"evaluator image_classification: found task {task.name} with the features {features}, "
+        "expected images with class labels; name another evaluator"
       )
 
   def metric_names(self):

@@ -1,4 +1,4 @@
-"""k-nearest-neighbour accuracy of a frozen model's image features (`knn`)."""
+"""Accuracy of the nearest neighbours by a frozen model's image features."""
 
 import dataclasses
 import functools
@@ -9,22 +9,22 @@ from t5x_like.evals import BaseEvaluator, EvalResult
 from t5x_like.evals._image_features import ImageFeatures
 from t5x_like.slots import PositiveFloat, PositiveInt
 
-_BLOCK = 256  # test images that are compared with all support images at once
+_BLOCK_ROWS = 256  # test images that are compared with all support images at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator(BaseEvaluator):
-  """Classifies images by a weighted vote of the nearest images of another split.
+  """An evaluator of images' classes by a weighted vote of the nearest images of another split.
 
   Each of the `neighbours` with the largest cosine votes for its class, with the weight `exp(cosine
   / temperature)` (Wu et al. 2018; Caron et al. 2021, section 4.1).
 
   Attributes:
-    neighbours: number of images that vote, or all if there are fewer.
-    temperature: divides the cosine in the weight of a vote.
+    neighbours: the number of images that vote, or all if there are fewer.
+    temperature: the divisor of the cosine in the weight of a vote.
     support_split: the split whose images vote.
-    support_examples: use only the first images of this split, this many; None means all.
-    max_examples: score only the first images, this many; None means all.
+    support_examples: the number of images of this split, from the first; None means all.
+    max_examples: the number of images to score, from the first; None means all.
 
   Raises:
     UserError: the model does not read images, or the two splits share images.
@@ -86,8 +86,8 @@ def classify_by_neighbours(
   test_MD = _normalize_rows(test_MD)
   k = min(neighbours, len(support_ND))
   guesses = []
-  for start in range(0, len(test_MD), _BLOCK):
-    cosine_RN = test_MD[start : start + _BLOCK] @ support_ND.T
+  for start in range(0, len(test_MD), _BLOCK_ROWS):
+    cosine_RN = test_MD[start : start + _BLOCK_ROWS] @ support_ND.T
     near_Rk = np.argpartition(-cosine_RN, k - 1, axis=1)[:, :k]
     near_cosine_Rk = np.take_along_axis(cosine_RN, near_Rk, axis=1)
     weight_Rk = np.exp((near_cosine_Rk - near_cosine_Rk.max(axis=1, keepdims=True)) / temperature)

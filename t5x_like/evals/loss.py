@@ -18,8 +18,8 @@ class Evaluator(BaseEvaluator):
   """An evaluator of the objective, teacher-forced.
 
   The unigram entropy (nats) is the loss of the best predictor that knows only the frequency of each
-  target token: a model with a higher loss has learned nothing from its input. Pixels have none, and
-  only tokens have a perplexity. Objectives whose loss is no likelihood of the targets have neither.
+  target token: a model with a higher loss has learned nothing from its input. Pixels have no such
+  entropy, and only tokens have a perplexity; an objective whose loss is no likelihood has neither.
 
   Attributes:
     max_examples: the number of examples, from the first; None means all.
@@ -81,10 +81,10 @@ class Evaluator(BaseEvaluator):
     return (*names, "examples", "target_tokens")
 
   def __call__(self, arrays):
-    """Return the means of the objective's sums (`loss`, `accuracy`, …) and two counts.
+    """Return the means of the objective's sums (`loss`, `accuracy`, …) and other metrics.
 
-    The counts are `examples` and `target_tokens`. Classes also have the `unigram_entropy`, tokens
-    the `perplexity`.
+    The others are `examples`, `target_tokens` and, where it has one, `unigram_entropy` and
+    `perplexity`.
     """
     pending = []
     total = None

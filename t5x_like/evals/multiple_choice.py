@@ -14,7 +14,7 @@ from t5x_like.metrics.squad import SquadV1
 class Evaluator(_labelled.LabelledEvaluator):
   """An evaluator of the option with the highest score.
 
-  Examples without a label are predicted, but not scored.
+  Examples without a label are predicted but not scored.
 
   Attributes:
     scores: "accuracy", or "answers": exact match and F1 of the option's text with the nearest right
@@ -36,7 +36,8 @@ class Evaluator(_labelled.LabelledEvaluator):
     task = self.context.task
     if "option_labels" not in task.features:
       raise UserError(
-        f"evaluator multiple_choice: task {task.name} has no options; choose another evaluator"
+        f"evaluator multiple_choice: found task {task.name} without options; choose another "
+        "evaluator"
       )
     choices = task.features["option_labels"].shape[0]
     _labelled.check_labelled(self.context, "multiple_choice", {"logits": 2}, choices, "choices")
@@ -80,6 +81,7 @@ class Evaluator(_labelled.LabelledEvaluator):
     return EvalResult(metrics, _labelled.sample_predictions(predictions), predictions)
 
   def _describe_prediction(self, example: dict, logits_C: np.ndarray) -> dict:
+    """Return the entry of an example in the predictions."""
     logits_C = logits_C[: len(example["options"])]
     best = int(logits_C.argmax())  # an index, as several options may have the same text
     p_C = np.exp(logits_C - logits_C.max())
@@ -92,4 +94,4 @@ class Evaluator(_labelled.LabelledEvaluator):
       "answer": example["options"][best],
       "probabilities": [round(float(p), 6) for p in p_C / p_C.sum()],
     }
-    return _labelled.with_identifiers(row, example["record"], self.ids)
+    return _labelled.prepend_ids(row, example["record"], self.ids)

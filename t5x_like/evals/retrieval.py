@@ -11,17 +11,15 @@ from t5x_like.evals._embeddings import embed_texts
 from t5x_like.slots import PositiveInt
 
 _BLOCK_ROWS = 256
-_DIRECTIONS = ("image_to_text", "text_to_image")  # of `match_ranks`
+_DIRECTIONS = ("image_to_text", "text_to_image")  # in the order in which `match_ranks` returns them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator(BaseEvaluator):
-  """Measures recall at k by cosine, in percent, over all images and captions.
+  """An evaluator of recall at k by cosine, in percent, as in Radford et al. 2021, table 13.
 
-  The measure is that of Radford et al. 2021, table 13.
-
-  A hit is an image with one of its texts, or a text with its image, among the k nearest; ties count
-  against it.
+  A hit is an image with one of its texts, or a text with its image, among the k nearest. Another
+  at the same distance counts as nearer.
 
   Attributes:
     at: the values of k.
@@ -38,7 +36,8 @@ class Evaluator(BaseEvaluator):
     task = self.context.task
     if task.captions is None or not hasattr(self.context.model, "embed_texts"):
       raise UserError(
-        f"evaluator retrieval: is for images with captions (task image_text), not task {task.name}"
+        f"evaluator retrieval: found task {task.name}, expected images with captions (task "
+        "image_text) and a model that embeds texts"
       )
     _ = self._captions  # read before the first step
 
@@ -62,7 +61,7 @@ class Evaluator(BaseEvaluator):
     return (*recalls, "images", "texts")
 
   def __call__(self, arrays):
-    """Return `image_to_text_r1`, `text_to_image_r1`, …, and the numbers of `images` and `texts`."""
+    """Return `image_to_text_r1`, `text_to_image_r1`, … and the numbers of `images` and `texts`."""
     tokens_CT, image_C = self._captions
     batches = self.context.batches(self.max_examples)
     image_NP, index_N = self.context.run_batches(self.run, arrays, batches)
@@ -89,14 +88,13 @@ def match_ranks(
   of_text = np.zeros(len(text_CP), int)
   for first in range(0, len(image_NP), _BLOCK_ROWS):
     cosine_nC = image_NP[first : first + _BLOCK_ROWS] @ text_CP.T
-    own_nC = image_C == np.arange(first, first + len(cosine_nC))[:, None]
-    best_n = np.max(cosine_nC, axis=1, initial=-np.inf, where=own_nC)
-    of_image[first : first + len(cosine_nC)] = np.sum(
-      (cosine_nC >= best_n[:, None]) & ~own_nC, axis=1
-    )
+    is_own_nC = image_C == np.arange(first, first + len(cosine_nC))[:, None]
+    best_n = np.max(cosine_nC, axis=1, initial=-np.inf, where=is_own_nC)
+    is_nearer_nC = (cosine_nC >= best_n[:, None]) & ~is_own_nC
+    of_image[first : first + len(cosine_nC)] = np.sum(is_nearer_nC, axis=1)
   for first in range(0, len(text_CP), _BLOCK_ROWS):
     cosine_cN = text_CP[first : first + _BLOCK_ROWS] @ image_NP.T
-    own_c = image_C[first : first + len(cosine_cN)]
-    own_cos = np.take_along_axis(cosine_cN, own_c[:, None], axis=1)
-    of_text[first : first + len(cosine_cN)] = np.sum(cosine_cN >= own_cos, axis=1) - 1
+    image_c = image_C[first : first + len(cosine_cN)]
+    own_cosine_c1 = np.take_along_axis(cosine_cN, image_c[:, None], axis=1)
+    of_text[first : first + len(cosine_cN)] = np.sum(cosine_cN >= own_cosine_c1, axis=1) - 1
   return of_image, of_text

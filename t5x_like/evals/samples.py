@@ -1,7 +1,4 @@
-"""Write texts for the report, which are not scored.
-
-A decoder continues held-out text, an encoder fills blanks in it.
-"""
+"""Write texts for the report, without scores: a decoder continues text, an encoder fills blanks."""
 
 import dataclasses
 import functools
@@ -23,8 +20,8 @@ from t5x_like.rows import pad_rows, padded_length, run_in_batches
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import special_id, start_id
 
-_SEED = 0  # of sampling: fixed, so that texts of different steps differ by the weights alone
-_MIN_DOCUMENT = 8  # tokens of a document that is not joined with the next one
+_SEED = 0  # of sampling, and fixed, so that texts of two steps differ by the weights alone
+_MIN_DOCUMENT = 8  # tokens; a shorter document is joined with the next one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,9 +54,9 @@ class Evaluator(BaseEvaluator):
     can_continue = "decoder_target_tokens" in features and "encoder_input_tokens" not in features
     if not self._has_masks and not can_continue:
       raise UserError(
-        f"evaluator samples: task {self.context.task.name} gives a model nothing to continue and "
-        "no masks to fill; use the evaluator span_infilling for span corruption, or generation for "
-        "text-to-text"
+        f"evaluator samples: found task {self.context.task.name}, expected one with text to "
+        "continue or masks to fill; use the evaluator span_infilling for span corruption, or "
+        "generation for text-to-text"
       )
 
   @property
@@ -95,11 +92,12 @@ class Evaluator(BaseEvaluator):
     return EvalResult({}, write_samples(arrays))
 
   def _batches(self):
-    """Yield each batch with the indices of its rows that are no padding."""
+    """Yield each batch with the indices of the rows that are examples."""
     for batch in self.context.global_batches(self.max_examples):
       yield batch, np.flatnonzero(fetch(batch["example_index"]) >= 0)
 
   def _fill_texts(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
+    """Return an encoder's samples."""
     samples = []
     for batch, rows in self._batches():
       masked_BS, original_BS, filled_BS = self.run(arrays, batch)
@@ -144,6 +142,7 @@ class Evaluator(BaseEvaluator):
     return vocabulary.decode([i for i in ids if i not in removed and i < vocabulary.size])
 
   def _continue_texts(self, arrays: dict[str, jax.Array]) -> list[dict[str, str]]:
+    """Return a decoder's samples."""
     vocabulary = self.context.task.vocabulary
     pairs = self._prompts_and_targets()
     prompts = [[start_id(vocabulary), *prompt] for prompt, _ in pairs]
@@ -208,8 +207,8 @@ class Evaluator(BaseEvaluator):
       following = texts[-1][len(texts[n]) :]
       if not following.strip():
         return False
-      unspaced = segmentation.kind(following[0]) == segmentation.Kind.UNSPACED
-      return unspaced or following[0].isspace() or texts[n][-1:].isspace()
+      is_unspaced = segmentation.kind(following[0]) == segmentation.Kind.UNSPACED
+      return is_unspaced or following[0].isspace() or texts[n][-1:].isspace()
 
     starts = [n for n in range(1, len(ids)) if begins_word(n)]
     return min(starts, key=lambda n: abs(n - index), default=max(index, 1))

@@ -79,6 +79,7 @@ class Evaluator(BaseEvaluator):
 
 
 def _replace_sentinels(ids: Sequence[int], spans: dict[int, tuple[int, ...]]) -> list[int]:
+  """Return the ids of a text with the spans in place of their sentinels."""
   replaced = []
   for token in ids:
     replaced += spans.get(token, (token,))
@@ -103,6 +104,7 @@ def spans_by_sentinel(ids: Sequence[int], vocabulary) -> dict[int, tuple[int, ..
 
 
 def _until_eos(ids: Sequence[int], vocabulary) -> list[int]:
+  """Return the ids before the first EOS, without padding."""
   ids = list(ids)
   end = ids.index(vocabulary.eos_id) if vocabulary.eos_id in ids else len(ids)
   return [token for token in ids[:end] if token != vocabulary.pad_id]

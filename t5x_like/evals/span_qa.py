@@ -72,7 +72,7 @@ class Evaluator(_labelled.LabelledEvaluator):
     _labelled.check_labelled(self.context, "span_qa", {"start_logits": 2, "end_logits": 2})
     if not self.unanswerable and not all(window["answers"] for window in self.examples):
       raise UserError(
-        f"evaluator span_qa: task {self.context.task.name} has questions without answers; set "
+        f"evaluator span_qa: found questions without answers in task {self.context.task.name}; set "
         "unanswerable=True"
       )
 
@@ -145,6 +145,7 @@ class Evaluator(_labelled.LabelledEvaluator):
     return spans
 
   def _describe_prediction(self, question: _Question) -> dict[str, Any]:
+    """Return the entry of a question in the predictions."""
     spans = dict.fromkeys(question.spans)
     best_spans = heapq.nlargest(self.n_best, spans, key=lambda span: span[0])
     best_score, answer = best_spans[0] if best_spans else (-math.inf, "")
@@ -161,4 +162,4 @@ class Evaluator(_labelled.LabelledEvaluator):
       margin = question.null_score - best_score - self.null_threshold
       row["no_answer_probability"] = 1.0 / (1.0 + math.exp(-max(min(margin, 30.0), -30.0)))
       row["prediction"] = "" if margin > 0 else answer
-    return _labelled.with_identifiers(row, window["record"], self.ids)
+    return _labelled.prepend_ids(row, window["record"], self.ids)

@@ -12,14 +12,10 @@ _OUTSIDE = "O"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator(_labelled.LabelledEvaluator):
-  """Compare the likeliest tag of every word, read at the word's first token, with its label.
+  """An evaluator of the likeliest tag of every word, read at the word's first token.
 
   The model does not see words beyond the length of a row. They count as tagged O or, if there is no
   tag O, as wrong; `truncated_words` is their number.
-
-  Attributes:
-    ids: fields of the records to copy to the predictions.
-    max_examples: evaluate only this many sentences, from the start; None means all.
 
   Raises:
     UserError: the model lacks the head, its head has another number of tags, or a field is unknown.
@@ -50,10 +46,7 @@ class Evaluator(_labelled.LabelledEvaluator):
     return tags_BS.astype(jnp.int32), batch["encoder_loss_weights"].astype(jnp.int32)
 
   def __call__(self, arrays):
-    """Compute `accuracy` and, for tags such as B-PER, `precision`, `recall` and `f1` of entities.
-
-    All are in percent.
-    """
+    """Return `accuracy` and, for entities, `precision`, `recall` and `f1`, in percent."""
     fill_tag = _OUTSIDE if _OUTSIDE in self._tags else ""
     predictions = []
     truncated_words = 0
@@ -68,7 +61,7 @@ class Evaluator(_labelled.LabelledEvaluator):
         "target": " ".join(example["tags"]),
         "prediction": " ".join(predicted_tags),
       }
-      prediction = _labelled.with_identifiers(row, example["record"], self.ids)
+      prediction = _labelled.prepend_ids(row, example["record"], self.ids)
       prediction["tags"] = predicted_tags
       predictions.append(prediction)
     gold = [example["tags"] for example in self.examples]

@@ -15,10 +15,10 @@ from t5x_like.slots import Length, PositiveInt
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator(BaseEvaluator):
-  """An evaluator that classifies the centre crop of every labelled image once.
+  """An evaluator of the class of every labelled image's centre crop.
 
-  Scores are in percent. A class is represented by the mean embedding of its name in all templates
-  (prompt ensembling, section 3.1.4). In a recipe, the labelled images are the evaluator's own task:
+  The embedding of a class is the mean of those of its name in all templates (prompt ensembling,
+  section 3.1.4). In a recipe, the labelled images are the evaluator's own task:
 
     config.evals.zero_shot = {"task": {"name": "image_classification", "source":
     "folders:validation=imagenet/val", …}}
@@ -45,9 +45,8 @@ class Evaluator(BaseEvaluator):
     has_classes = "image" in task.features and task.classes
     if not has_classes or not hasattr(self.context.model, "embed_texts"):
       raise UserError(
-        "evaluator zero_shot: is for models of images and texts, and tasks of labelled images, "
-        f"not task {task.name};"
-        ' set task={"name": "image_classification", …} in its arguments'
+        f"evaluator zero_shot: found task {task.name}, expected a model of images and texts and a "
+        'task of labelled images; set task={"name": "image_classification", …} in its arguments'
       )
     if not self.templates or any(template.count("{}") != 1 for template in self.templates):
       raise UserError(
@@ -83,7 +82,7 @@ class Evaluator(BaseEvaluator):
     return _top_classes.top_metric_names(self._class_names)
 
   def __call__(self, arrays):
-    """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
+    """Return `top1`, with more than five classes `top5`, in percent, and the number of `images`."""
     text_CP = embed_texts(self.context, self._embed_texts, arrays, self._tokens_CT)
     mean_VP = text_CP.reshape(len(self._class_names), -1, text_CP.shape[-1]).mean(axis=1)
     class_VP = mean_VP / np.linalg.norm(mean_VP, axis=1, keepdims=True)
@@ -95,12 +94,18 @@ class Evaluator(BaseEvaluator):
 
 
 def _encode_texts(texts: list[str], vocabulary, length: int) -> np.ndarray:
+  """Return the rows of texts, int32 [C, T]."""
   from t5x_like.data.images import prompts
 
   return prompts.encode_rows(texts, vocabulary, length)
 
 
 def _read_names(path: str, classes: int) -> tuple[str, ...]:
+  """Read the names of the classes from a file.
+
+  Raises:
+    UserError: it cannot be read, or has another number of names.
+  """
   trust.check_location("evaluator zero_shot: names", path)
   try:
     with as_path(path).open("r", encoding="utf-8") as file:

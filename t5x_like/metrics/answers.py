@@ -68,14 +68,15 @@ def _unicode_punctuation() -> dict[int, None]:
 
   It has characters of category P, and ASCII punctuation, of which $+<=>^`|~ are symbols in Unicode.
   """
-  codes = [
-    code for code in range(sys.maxunicode) if unicodedata.category(chr(code)).startswith("P")
-  ]
-  codes += map(ord, string.punctuation)
+  codes = list(map(ord, string.punctuation))
+  for code in range(sys.maxunicode):
+    if unicodedata.category(chr(code)).startswith("P"):
+      codes.append(code)
   return dict.fromkeys(codes)
 
 
 def _collapse_space(text: str) -> str:
+  """Return a text's words with one space between them."""
   return " ".join(text.split())
 
 
@@ -90,8 +91,8 @@ _DETERMINERS = frozenset(
 def names_referent(text: str, referent: str) -> bool | None:
   """Return whether a text names a referent of WSC, as T5 judges.
 
-  Case and determiners are ignored, and the words of either may be all of the other's; but "Bob" is
-  not "Bob's hat". The result is None if the text has no words but determiners.
+  Case and determiners are ignored, and either may have more words than the other; but "Bob" is not
+  "Bob's hat". The result is None if the text has only determiners.
   """
   text = _remove_determiners(text)
   referent = _remove_determiners(referent)
@@ -105,6 +106,7 @@ def names_referent(text: str, referent: str) -> bool | None:
 
 
 def _remove_determiners(text: str) -> str:
+  """Return a text in lower case without its determiners."""
   words = text.strip().lower().split(" ")
   return " ".join(word for word in words if word not in _DETERMINERS)
 
@@ -126,10 +128,7 @@ def token_f1(gold: str, predicted: str) -> float:
 
 
 def token_f1_or_empty(gold: str, predicted: str) -> float:
-  """Return `token_f1`, but 1 for two empty texts, as in SQuAD 2.0.
-
-  There an empty answer can be correct.
-  """
+  """Return `token_f1`, but 1 for two empty texts, as SQuAD 2.0 allows empty answers."""
   if not gold or not predicted:
     return float(gold == predicted)
   return token_f1(gold, predicted)
@@ -140,8 +139,7 @@ def best_score(score: Callable[[str, str], float], golds: list[str], predicted: 
   return max(float(score(gold, predicted)) for gold in golds)
 
 
-# Digits in groups of three, with spaces, apostrophes, dots or commas between them, as countries and
-# LaTeX have it.
+# Numbers as countries and LaTeX write them: groups of three digits, then a fraction.
 _SPACED = r"[0-9]{1,3}(?:[ \u00a0][0-9]{3})+(?![0-9])(?:[.,][0-9]+)?"
 _QUOTED = r"[0-9]{1,3}(?:['\u2019_][0-9]{3})+(?![0-9])(?:\.[0-9]+)?"
 _DOTTED = r"[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]{1,2}(?![0-9])"
@@ -193,9 +191,9 @@ def final_number(text: str) -> str | None:
 
   Currency signs, separators of thousands and redundant zeros are removed: `"… it is $1,050.00."` ->
   `"1050"`. Digits, signs and spaces of other scripts and of typesetting are read as those of ASCII.
-  A fraction is its value, `"2/5"` -> `"0.4"`, `"1/3"` -> `"1/3"`; the percent sign is no part of a
-  number. `6.02 × 10^23` is one number; other powers are not computed. The result is None without a
-  number.
+  A fraction becomes a decimal if that is finite, `"2/5"` -> `"0.4"`, `"1/3"` -> `"1/3"`. A percent
+  sign is left out. `6.02 × 10^23` is one number; other powers are not computed. The result is None
+  without a number.
   """
   text = _to_ascii_numbers(text)
   for mark in _MARK.finditer(text):

@@ -7,7 +7,7 @@ import numpy as np
 from t5x_like.metrics.metric import Metric, percent
 
 
-# Each function takes `sklearn.metrics`, which is slow to import, and pairs of labels with weights.
+# Each score takes `sklearn.metrics`, which is slow to import, and pairs of labels with weights.
 def _accuracy(metrics, gold, predicted, weights, classes: int) -> float:
   return metrics.accuracy_score(gold, predicted, sample_weight=weights)
 
@@ -63,10 +63,7 @@ class Classification(Metric):
     return np.array(pairs, np.int64).reshape(-1, 2)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    """Compute the scores from the distinct (gold, predicted) pairs, weighted by their counts.
-
-    This is faster than to compute them from all rows.
-    """
+    """Compute the scores from distinct (gold, predicted) pairs and their counts, for speed."""
     from sklearn import metrics
 
     num_labels = self._classes + 1

@@ -75,6 +75,7 @@ class AdditiveMetric(Metric):
 
 
 def percent(share: float) -> float:
+  """Return a share in percent."""
   return 100.0 * float(share)
 
 

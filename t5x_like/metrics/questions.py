@@ -20,7 +20,7 @@ class QuestionMetric(AdditiveMetric):
 
   Attributes:
     columns: the names of the numbers of a row, after the 1.
-    counted: the columns whose sums describe the questions and are no scores.
+    counted: the columns whose sums are numbers of questions or of their parts, not scores.
   """
 
   columns: tuple[str, ...]
@@ -38,7 +38,7 @@ class QuestionMetric(AdditiveMetric):
     return np.concatenate([np.ones((len(values_NC), 1)), values_NC], axis=1)
 
   def counts(self, rows_NC: np.ndarray) -> dict[str, int]:
-    """Return the numbers that describe the questions and are no scores."""
+    """Return the sums of `counted`, after the number of examples."""
     sums_C = rows_NC.sum(axis=0)
     counts = {"examples": len(rows_NC)}
     for name in self.counted:
@@ -47,6 +47,7 @@ class QuestionMetric(AdditiveMetric):
 
 
 def _mean(sums_XC: np.ndarray, column: int) -> np.ndarray:
+  """Return the mean of a column over questions."""
   return sums_XC[..., column] / sums_XC[..., 0]
 
 

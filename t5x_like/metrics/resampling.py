@@ -1,7 +1,4 @@
-"""Compute confidence intervals and paired tests for every metric by resampling its rows.
-
-Shares also have Wilson's intervals.
-"""
+"""Confidence intervals and paired tests for every metric by resampling; Wilson's for shares."""
 
 import warnings
 from typing import Any
@@ -11,7 +8,7 @@ import numpy as np
 from t5x_like.metrics.metric import AdditiveMetric, Metric
 
 LEVEL = 95.0
-SAMPLES = 1000  # of the intervals that tables show
+SAMPLES = 1000  # the number of draws for intervals in tables
 _PERCENTILES = (50 - LEVEL / 2, 50 + LEVEL / 2)
 
 
@@ -89,8 +86,8 @@ def score_intervals(metric: Metric, rows_NC: np.ndarray) -> dict[str, dict[str, 
   """Return the 95 % interval of each score for a table, `{"low", "high", "samples"}`.
 
   They are percentile intervals of `SAMPLES` samples, from seed 0. Scores without an interval are
-  left out. Where all samples have the same score, as if every answer is right, resampling says
-  nothing; a share of 0 or 100 % then has Wilson's interval, with no `samples`.
+  left out. Resampling gives no width where every answer is right, or none: a share of 100 or 0 %
+  has Wilson's interval instead, without `samples`.
   """
   intervals: dict[str, dict[str, float]] = {}
   for name, interval in bootstrap(metric, rows_NC, SAMPLES, seed=0)["intervals"].items():
@@ -105,14 +102,11 @@ def score_intervals(metric: Metric, rows_NC: np.ndarray) -> dict[str, dict[str, 
 
 
 def wilson(percent: float, examples: int) -> dict[str, float]:
-  """Return the interval `{"low", "high"}` of a share of independent examples, in percent.
-
-  See Wilson 1927.
-  """
+  """Return Wilson's (1927) interval `{"low", "high"}` of a share of examples, in percent."""
   from scipy import stats
 
-  hits = round(percent / 100 * examples)
-  interval = stats.binomtest(hits, examples).proportion_ci(LEVEL / 100, method="wilson")
+  num_right = round(percent / 100 * examples)
+  interval = stats.binomtest(num_right, examples).proportion_ci(LEVEL / 100, method="wilson")
   return {"low": 100 * float(interval.low), "high": 100 * float(interval.high)}
 
 
@@ -150,9 +144,9 @@ def paired_test(
   exchanged = []
   resampled = []
   for _ in range(samples):
-    side_N = rng.integers(2, size=num_examples)
-    one_NC = rows_2NC[side_N, example_N]
-    other_NC = rows_2NC[1 - side_N, example_N]
+    system_N = rng.integers(2, size=num_examples)
+    one_NC = rows_2NC[system_N, example_N]
+    other_NC = rows_2NC[1 - system_N, example_N]
     exchanged.append(score_differences(one_NC, other_NC))
     drawn_N = rng.integers(num_examples, size=num_examples)
     resampled.append(score_differences(first_NC[drawn_N], second_NC[drawn_N]))

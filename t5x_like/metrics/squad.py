@@ -68,9 +68,7 @@ class MultilingualSquad(SquadV1):
 
 
 class SquadV2(Metric):
-  """SQuAD 2.0's scores (evaluate-v2.0.py).
-
-  Questions may have no answer, which an empty prediction states.
+  """SQuAD 2.0's scores (evaluate-v2.0.py): an empty prediction means that there is no answer.
 
   References are the answers of each question, empty if it has none. A prediction is a text and the
   probability that there is no answer, or None if the question was skipped; as in the official
@@ -92,9 +90,14 @@ class SquadV2(Metric):
   )
   # The columns of rows: scores as predicted, scores under the threshold, and the data for finding
   # the best threshold.
-  _EXACT, _F1, _COUNTED_EXACT, _COUNTED_F1, _ANSWERABLE, _PROBABILITY, _EMPTY, _IS_PREDICTED = (
-    range(8)
-  )
+  _EXACT = 0
+  _F1 = 1
+  _COUNTED_EXACT = 2
+  _COUNTED_F1 = 3
+  _ANSWERABLE = 4
+  _PROBABILITY = 5
+  _EMPTY = 6
+  _IS_PREDICTED = 7
 
   def __init__(self, threshold: float = 1.0):
     self._threshold = threshold
@@ -139,10 +142,7 @@ class SquadV2(Metric):
     return scores
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
-    """Return the counts by kind of question, and the best thresholds.
-
-    There are thresholds only if no-answer probabilities differ.
-    """
+    """Return the counts by kind of question and, if probabilities differ, the best thresholds."""
     predicted_NC = rows_NC[rows_NC[:, self._IS_PREDICTED] > 0]
     num_answerable = int(predicted_NC[:, self._ANSWERABLE].sum())
     details = {
@@ -160,10 +160,7 @@ class SquadV2(Metric):
   def _best_threshold(
     self, rows_NC: np.ndarray, predicted_NC: np.ndarray, column: int
   ) -> tuple[float, float]:
-    """Return (score, threshold) of the official sweep.
-
-    The sweep starts without answers and adds the surest first.
-    """
+    """Return (score, threshold) of the official sweep, which adds answers from the surest."""
     gains = np.where(
       predicted_NC[:, self._ANSWERABLE] > 0,
       predicted_NC[:, column],

@@ -29,10 +29,7 @@ _WITHOUT_SPACES = (
 
 
 def split_sentences(summary: str) -> str:
-  """Start a new line after each " . ", as T5 does for ROUGE-Lsum.
-
-  ROUGE-Lsum treats lines as sentences.
-  """
+  """Start a new line after each " . ", as T5 does for ROUGE-Lsum, whose sentences are lines."""
   return summary.replace(" . ", " .\n")
 
 
@@ -45,21 +42,21 @@ class UnicodeWords:
 
   def tokenize(self, text: str) -> list[str]:
     words: list[str] = []
-    grows = False  # whether the next character can belong to the last word
+    is_open = False  # whether the next character can belong to the last word
     for character in unicodedata.normalize("NFC", text).lower():
       category = unicodedata.category(character)[0]
       if category == "M" and words:
         words[-1] += character
       elif category not in "LN":
-        grows = False
+        is_open = False
       elif any(ord(character) in script for script in _WITHOUT_SPACES):
         words.append(character)
-        grows = False
-      elif grows:
+        is_open = False
+      elif is_open:
         words[-1] += character
       else:
         words.append(character)
-        grows = True
+        is_open = True
     return words
 
 
@@ -106,6 +103,7 @@ class Rouge(Metric):
       )
 
   def _count_other_scripts(self, references: Sequence[Sequence[str]]) -> int:
+    """Return the number of references of which rouge-score's own tokenizer counts no word."""
     if not self._is_ascii:
       return 0
     return sum(all(map(_is_other_script, texts)) for texts in references)

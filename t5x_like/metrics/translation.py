@@ -12,7 +12,8 @@ from t5x_like.metrics.metric import Metric
 class _SacreBleu(Metric):
   """The base of sacrebleu's metrics.
 
-  Rows are the sentence statistics that `sacrebleu.significance` resamples.
+  Rows are the statistics of sentences that `sacrebleu.significance` resamples. They and the score
+  of their sum come from private methods of sacrebleu, which has no public ones for them.
 
   A reference is a sequence of translations, whose number may differ from sentence to sentence.
   """
@@ -23,6 +24,7 @@ class _SacreBleu(Metric):
     self._metric = metric
 
   def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
+    # sacrebleu takes the first translations of all sentences, then the second ones, and so on.
     streams = []
     for i in range(max(map(len, references))):
       streams.append([texts[i] if i < len(texts) else None for texts in references])
@@ -74,7 +76,14 @@ class Bleu(_SacreBleu):
 
 
 class Chrf(_SacreBleu):
-  """Corpus chrF, or chrF++ with `word_order=2`."""
+  """Corpus chrF, or chrF++ with `word_order=2`.
+
+  Args:
+    char_order: the longest n-grams of characters.
+    word_order: the longest n-grams of words; 0 for none.
+    beta: the weight of recall relative to precision.
+    lowercase: ignore case.
+  """
 
   def __init__(
     self, char_order: int = 6, word_order: int = 0, beta: int = 2, lowercase: bool = False
