@@ -19,8 +19,8 @@ opened:
   texts.
 - `bytes`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for
   any Unicode text. 125 sentinels by default, so 384 ids as in the released models' embedding
-  tables. (Those models were pretrained with the last bytes, ids 258, 257, ..., as sentinels, which
-  their directories give; by the name `bytes` they are separate.)
+  tables. Released models use the ids of the last bytes, 258, 257, ..., as sentinels instead, and so
+  does the vocabulary that is opened from the directory of such a model.
 - `labels`: the classes of a task on images.
 
 Nothing here imports TensorFlow: prediction works on a machine without it.
@@ -108,6 +108,7 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
 
 
 def _load_directory(directory: AnyPath, sentinels: str | None) -> Vocabulary:
+  """Load a directory that `save` wrote, or a Hugging Face directory."""
   path = directory / MANIFEST
   if not path.exists():
     if has_tokenizer(directory):
@@ -135,6 +136,7 @@ def _load_directory(directory: AnyPath, sentinels: str | None) -> Vocabulary:
 
 
 def _kind(name: str) -> ModuleType | None:
+  """Return the module of a kind of vocabularies, or None if there is no such kind."""
   return slots.module(name, _KINDS) if name in slots.names(_KINDS) else None
 
 

@@ -1,9 +1,9 @@
 """The tokenizer in the metadata of a GGUF file as a `tokenizer.json`, and back.
 
-llama.cpp has a piece for each id, with a type, and two kinds of models that are read here: `gpt2`,
+The file has a piece for each id, with a type. Two of llama.cpp's kinds of models are read: `gpt2`,
 byte-level BPE with its merges, and `llama`, SentencePiece's BPE with a score for each piece.
-How a text is cut into words before byte-level BPE is a name in the file, `tokenizer.ggml.pre`,
-that stands for code of llama.cpp; `_WORDS` has the equal parts of a `tokenizer.json`.
+`tokenizer.ggml.pre` names the code of llama.cpp that cuts a text into words before byte-level BPE;
+`_WORDS` has the equal steps of a `tokenizer.json`.
 """
 
 import json
@@ -26,7 +26,7 @@ from t5x_like.vocabularies.protocol import Vocabulary
 
 PREFIX = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"
-UNUSED = 5
+UNUSED = 5  # a type of pieces, beside those of `_pipelines`
 
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -47,9 +47,9 @@ _ALIASES = {
   "falcon3": "llama-bpe",
   "deepseek-r1-qwen": "qwen2",
 }
-_WHOLE_WORDS = ("llama-bpe",)  # whose words that are pieces are not merged from smaller ones
-_COMPOSED = ("qwen2",)  # before which characters are composed (NFC), as in `transformers`
-_STARTS = ("llama-bpe",)  # which begin a text with BOS unless the file says otherwise
+_WHOLE_WORDS = ("llama-bpe",)  # a word that is a piece gets its id without merges
+_COMPOSED = ("qwen2",)  # characters are composed (NFC) before the cut, as in `transformers`
+_BOS_FIRST = ("llama-bpe",)  # a text begins with BOS unless the file says otherwise
 # Name of a special piece -> key of its id.
 _SPECIAL = {
   "bos": f"{PREFIX}bos_token_id",
@@ -60,7 +60,7 @@ _SPECIAL = {
 
 
 def read_tokenizer(metadata: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict]:
-  """Return the contents of (`tokenizer.json`, `tokenizer_config.json`) that equal a tokenizer.
+  """Return a GGUF file's tokenizer as the contents of (`tokenizer.json`, `tokenizer_config.json`).
 
   Args:
     metadata: the values of a GGUF file by key.
@@ -88,7 +88,7 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> tuple[dict[str, A
     words = _read_words(metadata, where)
     merges = _take_list(metadata, "merges", str, where)
     tokenizer = _byte_level(vocab, [merge.split(" ", 1) for merge in merges], words)
-    starts = words in _STARTS
+    starts_with_bos = words in _BOS_FIRST
   else:
     scores = _take_list(metadata, "scores", float, where)
     if len(scores) != len(pieces):
@@ -97,19 +97,19 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> tuple[dict[str, A
         "piece; copy the file again"
       )
     tokenizer = _sentence_piece(vocab, types, scores, metadata)
-    starts = True
-  config["add_bos_token"] = _take_flag(metadata, "add_bos_token", starts, where)
+    starts_with_bos = True
+  config["add_bos_token"] = _take_flag(metadata, "add_bos_token", starts_with_bos, where)
   config["add_eos_token"] = _take_flag(metadata, "add_eos_token", False, where)
   tokenizer["added_tokens"] = _list_added_tokens(pieces, types)
   tokenizer |= {"truncation": None, "padding": None}
-  tokenizer["post_processor"] = _enclose(config, metadata)
+  tokenizer["post_processor"] = _post_processor(config, metadata)
   return tokenizer, config
 
 
 def _take_list(
   metadata: Mapping[str, Any], name: str, kind: type, where: str, default: Any = None
 ) -> list[Any]:
-  """Return a list of a metadata's key, whose values are of one type."""
+  """Return the list of a metadata key after checking the type of its values."""
   values = metadata.get(PREFIX + name, default)
   if not slots.fits(values, list[kind]) or (kind is str and not values):
     raise UserError(
@@ -120,6 +120,7 @@ def _take_list(
 
 
 def _take_flag(metadata: Mapping[str, Any], name: str, default: bool, where: str) -> bool:
+  """Return the boolean of a metadata key."""
   value = metadata.get(PREFIX + name, default)
   if not isinstance(value, bool):
     raise UserError(f"{where}: {PREFIX}{name} is {quote_name(value)}, expected true or false")
@@ -242,8 +243,8 @@ def _list_added_tokens(pieces: list[str], types: list[int]) -> list[dict[str, An
   return added_tokens
 
 
-def _enclose(config: dict[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Return the post-processor that puts BOS before and EOS after a text, as far as a file says."""
+def _post_processor(config: dict[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+  """Return the step that puts BOS before and EOS after a text, each if the file says so."""
   first = config.get("bos_token") if config["add_bos_token"] else None
   last = config.get("eos_token") if config["add_eos_token"] else None
   ids = {}
@@ -323,7 +324,7 @@ def write_tokenizer(
 def _special_ids(
   vocabulary: Vocabulary, enclosing: tuple[list[int], list[int]]
 ) -> dict[str, int | None]:
-  """Return the ids of `_SPECIAL`; a start of texts that is another piece stands for BOS."""
+  """Return the ids of `_SPECIAL`; BOS is the piece with which texts begin, if they do."""
   before, after = enclosing
   if len(before) > 1 or after not in ([], [vocabulary.eos_id]):
     raise UserError(
@@ -382,8 +383,8 @@ def _name_words(tokenizer: dict[str, Any]) -> str:
     if steps == list(expected) and is_whole and normalizers == composition:
       return name
   raise UserError(
-    "the tokenizer cuts texts into words as no tokenizer does that GGUF names here; these are "
-    f"{', '.join(_WORDS)}"
+    "found a cut of texts into words that has no name in GGUF, expected that of "
+    f"{', '.join(_WORDS)}; export to a Hugging Face directory instead"
   )
 
 
@@ -410,4 +411,7 @@ def _require_equal_merges(
   normal = [piece for i, piece in enumerate(pieces) if types[i] == NORMAL]
   derived = pipelines.derive_merges({piece: rank for rank, piece in enumerate(normal)})
   if {tuple(merge) for merge in merges} != {tuple(merge) for merge in derived}:
-    raise UserError("the tokenizer's merges do not follow from its pieces, as GGUF's do")
+    raise UserError(
+      "found merges that do not follow from the order of the pieces, as GGUF's do; export to a "
+      "Hugging Face directory instead"
+    )

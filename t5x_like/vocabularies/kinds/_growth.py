@@ -12,7 +12,7 @@ from typing import Any
 from t5x_like.errors import UserError
 
 MAX_CHARACTERS = 100  # characters from one; published tokenizers stay below 40
-_TABLE_BYTES = 4  # before the table of a charsmap: its length
+_LENGTH_BYTES = 4  # the length of a charsmap's table takes these bytes before it
 
 
 def check_normalizers(tokenizer: dict[str, Any], where: str) -> None:
@@ -49,7 +49,7 @@ def longest_replacement(charsmap: bytes) -> int:
 
   The replacements stand after the table's trie, each ended by a zero byte.
   """
-  start = _TABLE_BYTES + int.from_bytes(charsmap[:_TABLE_BYTES], "little")
+  start = _LENGTH_BYTES + int.from_bytes(charsmap[:_LENGTH_BYTES], "little")
   texts = charsmap[start:].split(b"\0")
   return max(len(text.decode(errors="replace")) for text in texts)
 

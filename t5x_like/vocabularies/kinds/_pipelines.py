@@ -138,7 +138,7 @@ def model_proto(data: bytes, where: str):
       f"{where}: found {len(data)} bytes that are not a SentencePiece model, expected a complete "
       f".model file ({one_line(error)})"
     ) from None
-  check_lengths((p.piece for p in proto.pieces), where)
+  check_lengths((piece.piece for piece in proto.pieces), where)
   return proto
 
 
@@ -165,10 +165,7 @@ def read_charsmaps(model: bytes) -> list[bytes]:
 
 
 def derive_merges(vocab: dict[str, int]) -> list[list[str]]:
-  """Derive the merges of a SentencePiece BPE model.
-
-  They join two pieces into each piece, in the order of the pieces.
-  """
+  """Derive the merges of a SentencePiece BPE model: all pairs that make a piece, piece by piece."""
   lengths = set(map(len, vocab))
   merges = []
   for piece, i in vocab.items():
@@ -235,6 +232,7 @@ def _metaspace(scheme: str, split: bool) -> dict[str, Any]:
 
 
 def _bpe(pieces: Pieces, **options) -> dict[str, Any]:
+  """Return a BPE model, with the options that differ from the usual ones."""
   model = dict(
     dropout=None,
     unk_token=None,
@@ -247,6 +245,7 @@ def _bpe(pieces: Pieces, **options) -> dict[str, Any]:
 
 
 def _build_tokenizer(model, normalizer, words, decoder) -> dict[str, Any]:
+  """Return a `tokenizer.json` of these parts; `words` splits a text into words."""
   parts = {"normalizer": normalizer, "pre_tokenizer": words, "decoder": decoder, "model": model}
   return {"version": "1.0", "added_tokens": [], **parts}
 
@@ -326,6 +325,7 @@ _BART = {
   "cls": "<s>",
   "mask": "<mask>",
 }
+# the special pieces of a class, where no file names them
 DEFAULTS: dict[str, dict[str, str]] = {
   "GPT2Tokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
   "RobertaTokenizer": _BART,

@@ -18,7 +18,7 @@ SPELLINGS = {  # used if no file names them
 }
 SENTINELS = ("<extra_id_{}>", "\u2581<extra_id_{}>")
 # model types whose decoder starts with EOS unless their config says otherwise
-ENDS_FIRST = ("bart", "mbart")
+EOS_FIRST = ("bart", "mbart")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,13 @@ def find_published_ids(
   config: dict,
   pattern: str | None,
 ) -> PublishedIds:
-  """Determine the special ids: as named, else from `config.json`, else by their usual spellings."""
+  """Determine the special ids: as named, else from `config.json`, else by their usual spellings.
+
+  Args:
+    ids: the ids of all pieces.
+    named: the special pieces that the files name, by names such as "eos".
+    pattern: the sentinels' spelling with {} for the number; None tries those of `SENTINELS`.
+  """
   ids_by_name = {}
   for name in NAMES:
     ids_by_name[name] = _find_id(name, ids, named, model_config)
@@ -57,7 +63,7 @@ def find_published_ids(
     )
   start = model_config.get("decoder_start_token_id")
   if start is None:
-    starts_with_eos = model_config.get("model_type") in ENDS_FIRST or ids_by_name["pad"] is None
+    starts_with_eos = model_config.get("model_type") in EOS_FIRST or ids_by_name["pad"] is None
     start = eos if starts_with_eos else ids_by_name["pad"]
   # a piece that also stands for something else is not padding
   other_ids = {eos, *(i for name, i in ids_by_name.items() if name != "pad")}
@@ -87,7 +93,7 @@ def _find_id(
     stated = stated[0]
   if isinstance(stated, int) and 0 <= stated <= max(ids.values()):
     return stated
-  if named:
+  if named:  # a file that names some of them has no others
     return None
   return next((ids[piece] for piece in SPELLINGS[name] if piece in ids), None)
 

@@ -124,6 +124,7 @@ def build_tokenizer_json(proto, special: dict[int, str], where: str) -> dict[str
 
 
 def _normalizers(spec) -> list[dict[str, Any]]:
+  """Return the steps by which a model normalises texts."""
   steps = []
   charsmap = spec.precompiled_charsmap
   if charsmap:
@@ -282,7 +283,7 @@ def _words(proto) -> dict[str, Any] | None:
 def _unigram(proto) -> dict[str, Any]:
   """Return a unigram model in which text never yields the pieces of bytes and control pieces.
 
-  In the file they have the score 0.
+  Their score in the SentencePiece model is 0.
   """
   lowest = min((piece.score for piece in proto.pieces if piece.type == NORMAL), default=0.0)
   unreachable = _BYTE_SPELLING * lowest - 100.0  # less than any spelling by other pieces

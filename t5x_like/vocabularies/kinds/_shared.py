@@ -15,10 +15,10 @@ from t5x_like.vocabularies.protocol import SPECIAL_NAMES, Vocabulary
 T5_EXTRA_IDS = 100
 BYT5_EXTRA_IDS = 125
 MAX_EXTRA_IDS = 2**18
-ORIGINAL_PREFIX = (
-  "huggingface."  # prefix of the names of original files in a directory written here
-)
-PUBLISHED_FILES = (  # of published tokenizers
+# The prefix that original files have in a directory written here.
+ORIGINAL_PREFIX = "huggingface."
+# The files of published tokenizers.
+PUBLISHED_FILES = (
   *TOKENIZER_FILES,
   CONFIG,
   "special_tokens_map.json",
@@ -100,8 +100,9 @@ def _sentinel_number(vocabulary: Vocabulary, i: int) -> int | None:
   return _sentinel_numbers(vocabulary).get(i)
 
 
-@functools.lru_cache(4)
+@functools.lru_cache(4)  # few vocabularies are in use at once
 def _sentinel_numbers(vocabulary: Vocabulary) -> dict[int, int]:
+  """Return the number of each sentinel by its id."""
   return {i: number for number, i in enumerate(vocabulary.sentinels)}
 
 
@@ -111,7 +112,12 @@ def top_ids(size: int, extra_ids: int) -> tuple[int, ...]:
 
 
 def check_extra_ids(extra_ids: Any, origin: str) -> int:
-  """Return a number of sentinels; raise UserError if it is none."""
+  """Return `extra_ids`; raise UserError if it is not a number of sentinels.
+
+  Args:
+    extra_ids: the value to check.
+    origin: the file or object that has it, for the message.
+  """
   is_whole = isinstance(extra_ids, int) and not isinstance(extra_ids, bool)
   if not is_whole or not 0 <= extra_ids <= MAX_EXTRA_IDS:
     raise UserError(
@@ -122,6 +128,7 @@ def check_extra_ids(extra_ids: Any, origin: str) -> int:
 
 
 def fingerprint(kind: str, model: bytes, extra_ids: int) -> str:
+  """Return the SHA-256, in hexadecimal, of everything that determines a vocabulary's ids."""
   return hashlib.sha256(f"{kind}\n{extra_ids}\n".encode() + model).hexdigest()
 
 
@@ -166,7 +173,7 @@ def save(
 
 
 def tokenizer_config(vocabulary: Vocabulary, fields: dict[str, Any]) -> bytes:
-  """Return a `tokenizer_config.json` with the special pieces of a vocabulary and more fields."""
+  """Return a `tokenizer_config.json` with the special pieces of a vocabulary and other fields."""
   names = {
     name: getattr(vocabulary, f"{name}_id")
     for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")

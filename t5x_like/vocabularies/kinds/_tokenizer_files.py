@@ -62,7 +62,7 @@ def _are_added(value: Any) -> bool:
   return all(re.fullmatch("[0-9]{1,9}", i) and _is_object(token) for i, token in value.items())
 
 
-# Expected values, in words, and their test. The tokenizers library checks the inside of a
+# Each is (the expected value in words, its test). The tokenizers library checks the inside of a
 # `tokenizer.json`.
 _OBJECT = ("an object", _is(dict))
 _TEXT = ("text", _is(str))

@@ -21,24 +21,27 @@ _UNUSED_BYTES = 11  # the last bytes, 0xF5 to 0xFF, which UTF-8 does not use
 class ByteVocabulary(Vocabulary):
   """UTF-8 bytes: id = byte + 3, then `extra_ids` sentinels; `size` = 259 + extra_ids.
 
-  Published ByT5s have 384 ids, but no sentinels on top: theirs are the last bytes, the eleven that
-  UTF-8 lacks. Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are not UTF-8
-  and unknown ids decode to U+FFFD. There is no mask, CLS, SEP or BOS; `vocabularies.special_id`
-  returns sentinels instead.
+  Published ByT5 models have 384 ids too, but their sentinels are not the highest ids: they are the
+  ids of the last eleven bytes, which UTF-8 does not use.
+
+  Lone surrogates, which UTF-8 cannot encode, become U+FFFD. Bytes that are not UTF-8 and unknown
+  ids decode to U+FFFD. There is no mask, CLS, SEP or BOS; `vocabularies.special_id` returns
+  sentinels instead.
   """
 
   mask_id = cls_id = sep_id = bos_id = None
   spaces_apart = True
 
-  def __init__(self, extra_ids: int = BYT5_EXTRA_IDS, own_sentinels: bool = True):
+  def __init__(self, extra_ids: int = BYT5_EXTRA_IDS, bytes_as_sentinels: bool = False):
     """Create the vocabulary.
 
     Args:
-      extra_ids: the number of sentinels.
-      own_sentinels: whether it has sentinels of its own, unlike published ByT5s.
+      extra_ids: the number of sentinels above the bytes.
+      bytes_as_sentinels: whether the unused bytes are the sentinels, as in published ByT5 models;
+        `extra_ids` is then ignored.
     """
-    self.own_sentinels = own_sentinels
-    if own_sentinels:
+    self.bytes_as_sentinels = bytes_as_sentinels
+    if not bytes_as_sentinels:
       self.extra_ids = shared.check_extra_ids(extra_ids, "byte vocabulary")
       self.size = _TEXT_SIZE + self.extra_ids
       self.sentinels = shared.top_ids(self.size, self.extra_ids)
@@ -47,7 +50,7 @@ class ByteVocabulary(Vocabulary):
       self.size = _TEXT_SIZE + BYT5_EXTRA_IDS
       self.sentinels = shared.top_ids(_TEXT_SIZE, self.extra_ids)
     self.special_ids = shared.special_ids(self)
-    kind = KIND if own_sentinels else f"last {KIND}"
+    kind = f"last {KIND}" if bytes_as_sentinels else KIND
     self.fingerprint = shared.fingerprint(kind, b"", self.extra_ids)
 
   def encode(self, text: str) -> list[int]:
@@ -55,7 +58,7 @@ class ByteVocabulary(Vocabulary):
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     encoded = (shared.well_formed(text).encode() for text in texts)
-    return [np.frombuffer(data, np.uint8).astype(np.int32) + _BYTE_OFFSET for data in encoded]
+    return [np.frombuffer(utf8, np.uint8).astype(np.int32) + _BYTE_OFFSET for utf8 in encoded]
 
   def decode(self, ids: Sequence[int]) -> str:
     text = ""
@@ -72,13 +75,14 @@ class ByteVocabulary(Vocabulary):
     return _byte(i)
 
   def save(self, directory) -> None:
-    facts = {} if self.own_sentinels else {"own": False}
+    facts = {"own": False} if self.bytes_as_sentinels else {}
     shared.save(directory, KIND, self, {}, **facts)
 
 
 def load(directory: AnyPath, manifest: dict[str, Any]) -> ByteVocabulary:
+  """Open a directory written by `save`."""
   extra_ids = shared.check_extra_ids(manifest["extra_ids"], str(directory / vocabularies.MANIFEST))
-  return ByteVocabulary(extra_ids, manifest.get("own", True) is not False)
+  return ByteVocabulary(extra_ids, bytes_as_sentinels=manifest.get("own", True) is False)
 
 
 def _byte(i: int) -> bytes:
@@ -89,6 +93,7 @@ def _byte(i: int) -> bytes:
 
 
 def _spell(i: int) -> str:
+  """Return a special piece, an ASCII character, or another byte in hexadecimal, for display."""
   byte = i - _BYTE_OFFSET
   if byte < 0:
     return ("<pad>", "</s>", "<unk>")[i]

@@ -18,9 +18,9 @@ FILE = "labels.json"
 
 
 class LabelVocabulary(Vocabulary):
-  """Classes by number: id i is class i, and nothing else is an id.
+  """The names of classes as a vocabulary: id i is class i, and there are no special ids.
 
-  Text cannot be encoded; `decode` names classes.
+  Text cannot be encoded. `decode` returns the names of classes.
   """
 
   pad_id = eos_id = unk_id = mask_id = cls_id = sep_id = bos_id = decoder_start_id = None
@@ -56,6 +56,7 @@ class LabelVocabulary(Vocabulary):
 
 
 def load(directory: AnyPath, manifest: dict[str, Any]) -> LabelVocabulary:
+  """Open a directory written by `save`."""
   path = directory / FILE
   names = checked_json.parse_json(
     vocabularies.read_file(path), list, str(path), "a list of class names; copy it again"

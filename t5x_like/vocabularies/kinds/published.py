@@ -236,7 +236,7 @@ def read(directory: AnyPath, sentinels: str | None = None) -> protocol.Vocabular
   file = tokenizer_files.read_file(directory, TOKENIZER)
   name = pipelines.choose_class(config, model_config, file)
   if name == "ByT5Tokenizer":
-    return ByteVocabulary(own_sentinels=False)
+    return ByteVocabulary(bytes_as_sentinels=True)
   if file is None and name == "MarianTokenizer":
     return marian.read(directory, sentinels)
   where = f"vocabulary {directory}"
@@ -316,7 +316,7 @@ def _build_pipeline(
     else:
       pieces = pipelines.Pieces.of(file)
     if not pieces.vocab:
-      raise UserError(f"{where}: {TOKENIZER} has no pieces; copy it again")
+      raise UserError(f"{where}: found {TOKENIZER} without pieces; copy it again")
     pipeline = pipelines.PIPELINES[name](pieces, config)
     defaults = pipelines.DEFAULTS[name]
     model_tokens = pieces.added
@@ -496,7 +496,8 @@ def _read_extra_ids(config: dict[str, Any], where: str) -> int:
 
 
 def _read_lines(path: AnyPath) -> list[str]:
+  """Return the lines of a file of pieces or merges."""
   try:
     return vocabularies.read_file(path).decode().removesuffix("\n").split("\n")
   except UnicodeDecodeError as error:
-    raise UserError(f"{path}: not UTF-8 at byte {error.start}; copy it again") from None
+    raise UserError(f"{path}: found no UTF-8 text at byte {error.start}; copy it again") from None

@@ -134,6 +134,7 @@ class SentencePieceVocabulary(Vocabulary):
 
 
 def load(directory: AnyPath, manifest: dict[str, Any]) -> SentencePieceVocabulary:
+  """Open a directory written by `save`."""
   model, extra_ids = shared.read_model(directory / MODEL_FILE, manifest)
   return SentencePieceVocabulary(model, extra_ids, origin=str(directory / MODEL_FILE))
 

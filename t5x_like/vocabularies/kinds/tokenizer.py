@@ -24,9 +24,8 @@ SPELLINGS = {
   "unk": ("[UNK]", "<unk>"),
   "eos": ("</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[SEP]"),
 }
-# ids 0, 1, 2 of tokenizers trained here; then, on request:
-SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")
-MASK_TOKENS = ("[CLS]", "[SEP]", "[MASK]")  # ids 3, 4, 5
+SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1 and 2 of tokenizers trained here
+MASK_TOKENS = ("[CLS]", "[SEP]", "[MASK]")  # their ids 3, 4 and 5, on request
 
 _MAX_ENCODED = 2**18  # characters of a text that the tokenizers library encodes at once
 _BETWEEN_WORDS = re.compile(r"(?<=\w) (?=\w)")
@@ -225,6 +224,7 @@ class TokenizerVocabulary(Vocabulary):
 
 
 def load(directory: AnyPath, manifest: dict[str, Any]) -> TokenizerVocabulary:
+  """Open a directory written by `save`."""
   model, _ = shared.read_model(directory / MODEL_FILE, manifest)
   return TokenizerVocabulary(model, origin=str(directory / MODEL_FILE))
 
@@ -292,6 +292,7 @@ def parse_tokenizer_json(model: bytes) -> dict[str, Any]:
 
 
 def _open_tokenizer(model: bytes, origin: str):
+  """Return a tokenizer of the tokenizers library, without truncation and padding."""
   import tokenizers
 
   growth.check_normalizers(parse_tokenizer_json(model), origin)
@@ -306,6 +307,7 @@ def _open_tokenizer(model: bytes, origin: str):
 
 
 def _check_pad(ids: dict[str, int], origin: str) -> None:
+  """Raise UserError unless the padding token has id 0."""
   pad = _find_id(ids, "pad")
   if pad != PAD_ID:
     first_piece = next((piece for piece, i in ids.items() if i == PAD_ID), None)

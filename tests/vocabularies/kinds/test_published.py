@@ -320,7 +320,7 @@ def test_missing_sentinel_pieces_are_refused(sentinels, names, directories):
       b'{"tokenizer_class": "FancyTokenizer"}',
       ("FancyTokenizer",),
     ),
-    ("roberta", "tokenizer.json", b"{}", ("tokenizer.json has no pieces",)),
+    ("roberta", "tokenizer.json", b"{}", ("tokenizer.json without pieces",)),
   ],
 )
 def test_damaged_files_are_refused(tmp_path, kind, file, content, names):
