@@ -1,8 +1,7 @@
-"""Draw the charts of a suite's page for each task.
+"""Draw the charts of each task on a suite's page.
 
-The charts show its curves, the spread of its runs, confusions, and scores by length. The last two
-are made from the predictions of the run whose metrics stand for the task, the one with the median
-score.
+They show its curves, the spread of its runs, confusions, and scores by length. The last two come
+from the predictions of the run with the median score.
 """
 
 import collections
@@ -19,10 +18,10 @@ from t5x_like.report import charts as report_charts
 from t5x_like.report.writer import read_metrics
 from t5x_like.saved_model.workdir import read_identity
 
-_MAX_CLASSES = 16  # in a chart; all rarer classes together are one more
+_MAX_CLASSES = 16  # the most in a chart, besides one for all rarer classes
 _OTHER = "(other)"
-_MAX_GROUPS = 5  # of examples of similar lengths
-_MIN_ROWS = 8  # of a group
+_MAX_GROUPS = 5  # the most groups of examples by length
+_MIN_ROWS = 8  # the fewest rows of a group
 Charts = list[dict[str, str]]
 
 
@@ -72,10 +71,7 @@ def _score_rows(
 def _class_pairs(
   evaluator: dict[str, Any], task: dict[str, Any], rows: list[dict[str, Any]]
 ) -> list[tuple[str, str]]:
-  """Return (target, prediction) of everything that has a class.
-
-  These are texts, words, or generated texts that name a class.
-  """
+  """Return (target, prediction) of every text or word that has a class, also in generated text."""
   if evaluator["name"] == "tagging":
     pairs = []
     for row in rows:
@@ -92,6 +88,7 @@ def _class_pairs(
 
 
 def _class_names(evaluator: dict[str, Any], task: dict[str, Any]) -> set[str] | None:
+  """Return the classes of texts; None if an evaluator has none."""
   for metric in evaluator.get("metrics", ()):
     if isinstance(metric, dict) and metric.get("name") == "labels":
       return set(map(str, metric["classes"]))
@@ -112,9 +109,9 @@ def confusions(pairs: list[tuple[str, str]]) -> tuple[list[str], np.ndarray]:
   classes = [name for name, _ in ranked[:_MAX_CLASSES]]
   index = {name: number for number, name in enumerate(classes)}
   other = len(classes)
-  index_pairs = [
-    (index.get(target, other), index.get(prediction, other)) for target, prediction in pairs
-  ]
+  index_pairs = []
+  for target, prediction in pairs:
+    index_pairs.append((index.get(target, other), index.get(prediction, other)))
   if any(other in pair for pair in index_pairs):
     classes.append(_OTHER)
   counts_GP = np.zeros((len(classes), len(classes)), np.int64)
@@ -124,10 +121,7 @@ def confusions(pairs: list[tuple[str, str]]) -> tuple[list[str], np.ndarray]:
 
 
 def scores_by_length(rows: list[dict[str, Any]], score) -> dict[str, dict[str, float]]:
-  """Score the shortest rows, the next longer ones, and so on, by their numbers of words.
-
-  Rows of equal length stay together.
-  """
+  """Score groups of rows by their numbers of words; rows of equal length share a group."""
   lengths = np.array([len(str(row["input"]).split()) for row in rows])
   num_groups = min(_MAX_GROUPS, len(rows) // _MIN_ROWS)
   if num_groups < 2:

@@ -143,6 +143,7 @@ def _compare_answers(
 
 
 def _difference_interval(draws_S: np.ndarray) -> dict[str, float | None]:
+  """Return the cells `low`, `high` and `p_value` of a difference without a test."""
   interval = resampling.percentile_interval(draws_S)
   if interval is None:
     return {"low": None, "high": None, "p_value": None}
@@ -237,17 +238,18 @@ def markdown(comparison: dict[str, Any]) -> str:
     cells = [
       row["task"],
       row["metric"],
-      _format(row["first"], ".1f"),
-      _format(row["second"], ".1f"),
+      _format_number(row["first"], ".1f"),
+      _format_number(row["second"], ".1f"),
     ]
-    difference = _format(row["difference"], "+.1f")
+    difference = _format_number(row["difference"], "+.1f")
     if row["low"] is not None:
       difference += f" ({row['low']:+.1f} to {row['high']:+.1f})"
     lines.append("| " + " | ".join([*cells, difference]) + " |")
   return "\n".join(lines) + "\n"
 
 
-def _format(number: float | None, format_spec: str) -> str:
+def _format_number(number: float | None, format_spec: str) -> str:
+  """Format a number; None is a dash."""
   return "–" if number is None else format(number, format_spec)
 
 

@@ -41,14 +41,11 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.files.paths import as_path
 
 FORMS = {
-  function.__name__: function
-  for function in (
-    suites.classification,
-    suites.multiple_choice,
-    suites.generation,
-    suites.tagging,
-    suites.span_qa,
-  )
+  "classification": suites.classification,
+  "multiple_choice": suites.multiple_choice,
+  "generation": suites.generation,
+  "tagging": suites.tagging,
+  "span_qa": suites.span_qa,
 }
 _RENAMED_FORMS = {
   "labelled": "classification",
@@ -64,6 +61,7 @@ _NUMBERS = slots.Condition(
 
 
 def _names_split(evaluation: Any) -> bool:
+  """Return whether an evaluation is a split, or a table that has one."""
   if isinstance(evaluation, dict):
     evaluation = evaluation.get("split")
   return isinstance(evaluation, str)
@@ -133,23 +131,21 @@ def _digest(table: dict[str, Any]) -> str:
 
 
 def _short_name(name: str) -> str:
-  """Return the name of a suite in tables and directories.
-
-  It is `mine` for `lists/mine.toml` and for `lists.mine:SUITE`.
-  """
+  """Return a suite's name in tables: `mine` for `lists/mine.toml` and for `lists.mine:SUITE`."""
   if name.endswith(".toml"):
     return pathlib.PurePath(name).stem
   return name.partition(":")[0].rpartition(".")[2]
 
 
 def _read_toml(path: str) -> Suite:
+  """Read the suite in a TOML file; UserError if it cannot be used."""
   try:
     tables = tomllib.loads(as_path(path).read_bytes().decode())
   except (OSError, ValueError, RecursionError) as error:
     raise UserError(f"--suite={path}: cannot be read: {one_line(error)}") from None
   trust.record_file(path, tables, str(pathlib.PurePath(path).parent))
   if not tables or not all(isinstance(table, dict) for table in tables.values()):
-    raise UserError(f"--suite={path}: expected a table for each task, such as [relatedness]")
+    raise UserError(f"--suite={path}: found no table for each task, expected such as [relatedness]")
   for task in tables:
     slots.check_name(f"--suite={path}", task)
   tasks = {}

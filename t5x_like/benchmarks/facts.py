@@ -24,10 +24,7 @@ _VERSIONS = (
 
 
 def newest_steps(workdir: str) -> list[int]:
-  """Return the step of a workdir's newest checkpoint, as a list of at most one.
-
-  The list is empty without a checkpoint, as for a published model.
-  """
+  """Return a list of the step of a workdir's newest checkpoint; a published model has none."""
   if not as_path(f"{workdir}/checkpoints").exists():
     return []
   with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
@@ -42,12 +39,13 @@ def describe_run(folder: pathlib.Path, score_names: Sequence[str]) -> dict[str, 
     score_names: the scores `<evaluator>/<score>` whose mean is the score of the run.
 
   Returns:
-    `evaluations`: number of evaluations.
-    `last`: score of the last evaluation.
-    `examples`: number of examples that it scored.
-    `majority`: score of always predicting the most common label; None without labels.
-    `steps`, `batch_size`, `length`: as configured; `length` is of a row.
-    `seconds`: training time without evaluations; None if it was not measured.
+    `evaluations`: the number of evaluations.
+    `last`: the score of the last evaluation.
+    `examples`: the number of examples that it scored.
+    `majority`: the score of always predicting the most common label; None without labels.
+    `steps`, `batch_size`: as configured.
+    `length`: the length of a row, inputs and targets apart.
+    `seconds`: the training time without evaluations; None if it was not measured.
   """
   rows = read_metrics(folder)
   identity = read_identity(folder)

@@ -17,7 +17,7 @@ PredictionRows = list[dict[str, Any]]
 
 
 def median_run(result: dict[str, Any]) -> str:
-  """Return the workdir of the run whose metrics stand for a task."""
+  """Return the workdir of the run with the median score, whose metrics are those of the task."""
   return next(run["workdir"] for run in result["runs"] if run["metrics"] == result["metrics"])
 
 
@@ -86,6 +86,8 @@ def _text_metrics(evaluator: dict[str, Any]) -> Sequence[str | dict[str, Any]]:
 
 
 def _text_readers(text_metric: TextMetric) -> tuple[Callable, Callable]:
+  """Return the readers of a row's reference and prediction for a metric of texts."""
+
   def read_reference(row: dict[str, Any]) -> Any:
     return text_metric.reference(row.get("references") or [row["target"]])
 

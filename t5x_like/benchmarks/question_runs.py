@@ -44,7 +44,7 @@ class QuestionOptions:
     data: the directory of the suite's files.
     tasks: the names of the tasks; None is all that have data.
     limit: the number of questions of each file, from the first; None means all.
-    template: the chat template of a decoder; None is none.
+    template: the chat template of a decoder, if any.
   """
 
   workdir: str
@@ -140,7 +140,7 @@ def _build_prompts(
 
 
 def _open_asker(options: QuestionOptions, log: AnswerLog) -> asking.Asker:
-  """Open the model; return the function that asks it."""
+  """Open the model and return what asks it."""
   model = options.open_model(_BATCH_SIZE)
   process.log(asking.describe_template(model, options.template))
   return asking.Asker(model, options.template, log, model.fingerprint)

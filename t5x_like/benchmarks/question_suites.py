@@ -39,8 +39,7 @@ class QuestionTask:
   """A task of a suite of questions.
 
   Attributes:
-    files: by a name of `build`, the patterns of a file's possible names, the likeliest first; a
-      tuple among them is several patterns that all must match.
+    files: the possible names of each file of `build`, or patterns of them, the likeliest first.
     build: `(paths of files by name, the most questions or None) -> formulations by name`. The best
       formulation counts.
     chance: the score of guessing, in percent, which `centred` suites subtract.
@@ -86,6 +85,7 @@ def from_files(patterns: Sequence[str], options: questions.Options) -> QuestionS
 
 
 def _file_builder(file_questions: questions.Questions, options: questions.Options) -> Callable:
+  """Return the `QuestionTask.build` of a user's file."""
   score = questions.SCORES.get(file_questions.kind, "accuracy")
 
   def build(paths: Mapping[str, list[str]], limit: int | None) -> dict[str, Formulation]:
@@ -113,9 +113,9 @@ def find_files(task: QuestionTask, directory: str | None) -> dict[str, list[str]
   paths = {}
   for role, names in task.files.items():
     for name in names:
-      hits = _match(available, name, directory)
-      if hits:
-        paths[role] = hits
+      matches = _match(available, name, directory)
+      if matches:
+        paths[role] = matches
         break
     else:
       raise Unavailable(f"found no {' or '.join(names)} below {directory}")
@@ -123,7 +123,7 @@ def find_files(task: QuestionTask, directory: str | None) -> dict[str, list[str]
 
 
 def _list_files(root: str) -> dict[str, str]:
-  """Return the files below a directory, by their names in it without those of compression."""
+  """Return the files below a directory, by their paths in it without suffixes of compression."""
   available = {}
   for path in globs.find_matches(f"{root}/**"):
     available[without_suffix(path.removeprefix(root))] = path
@@ -132,13 +132,13 @@ def _list_files(root: str) -> dict[str, str]:
 
 def _match(available: Mapping[str, str], name: str, directory: str) -> list[str]:
   """Return the files of a name or pattern, which may lie in any folder."""
-  hits = sorted(available[key] for key in fnmatch.filter(available, f"*/{name}"))
-  if len(hits) > 1 and "*" not in name:
+  matches = sorted(available[key] for key in fnmatch.filter(available, f"*/{name}"))
+  if len(matches) > 1 and "*" not in name:
     raise UserError(
-      f"{directory}: found {hits[0]} and {hits[1]}, expected one {name}; give the folder of one of "
-      "them"
+      f"{directory}: found {matches[0]} and {matches[1]}, expected one {name}; give the folder of "
+      "one of them"
     )
-  return hits
+  return matches
 
 
 def read_records(path: str, form: str = "jsonl") -> list[tuple[str, Record]]:
@@ -153,7 +153,7 @@ def read_records(path: str, form: str = "jsonl") -> list[tuple[str, Record]]:
     if not isinstance(record, Skip):
       records.append((where, record))
   if not records:
-    raise UserError(f"{path}: holds no questions: a score over zero examples is not defined")
+    raise UserError(f"{path}: found no questions, expected at least one; copy the file again")
   return records
 
 

@@ -1,6 +1,4 @@
-"""Run a suite from several checkpoints of one run, for scores by the steps of pretraining.
-
-The comparison is that of Devlin et al. 2019, figure 5.
+"""Run a suite from several checkpoints of one run, as in Devlin et al. 2019, figure 5.
 
   <output>/step-<N>/   the suite from checkpoint N, see `suite.py`
   <output>/steps.json, steps.md
@@ -27,7 +25,7 @@ from t5x_like.runtime import process
 from t5x_like.saved_model.workdir import read_identity
 from t5x_like.training import workdir as workdirs
 
-_POLL_SECONDS = 10.0  # between two looks at a run that goes on
+_POLL_SECONDS = 10.0  # the time between two looks at a run that goes on
 
 
 def run_by_step(
@@ -43,9 +41,9 @@ def run_by_step(
     suites_by_name: the suites.
     options: the runs to make from each checkpoint.
     steps: the steps of the checkpoints.
-    every: instead of `steps`, all multiples of this number, as the run saves them; ends after the
-      run's last step. Steps whose checkpoint is gone keep the table that they have.
-    report: is called with the workdir after each table.
+    every: a number whose multiples are the steps, instead of `steps`, up to the run's last step
+      and as the run saves them. Steps whose checkpoint is gone keep the table that they have.
+    report: the function to call with the workdir after each table.
 
   Returns:
     `suite`, `workdir`, `steps`, `mean` (of each step), `tasks`, the scores of each step by task,
@@ -116,6 +114,7 @@ def score_interval(result: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def _select_limits(interval: Mapping[str, Any]) -> dict[str, float] | None:
+  """Return the limits of an interval alone; None if it has none."""
   if "low" not in interval:
     return None
   return {"low": interval["low"], "high": interval["high"]}
@@ -139,7 +138,7 @@ def _wait_for_steps(workdir: str, every: int, finished: Collection[int]) -> Iter
   Args:
     workdir: the run.
     every: the number.
-    finished: the steps to leave out.
+    finished: the steps that have tables, which are left out.
   """
   total_steps = read_identity(workdir)["total_steps"]
   done = set(finished)

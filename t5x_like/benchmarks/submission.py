@@ -14,11 +14,11 @@ _LOWER_CASE_TASKS = ("boolq", "wic")
 
 
 def write_submission(folder: pathlib.Path, suite: Suite, task: str, run: str) -> None:
-  """Write a task's files of a submission.
+  """Write a task's files of a submission, for test splits with predictions.
 
   Args:
     folder: the directory of the submission.
-    run: the workdir of the run with the predictions. A test split without predictions is skipped.
+    run: the workdir of the run with the predictions.
   """
   for file in suite.tasks[task].test:
     path = pathlib.Path(run) / "predictions" / f"{file}.jsonl"
@@ -61,6 +61,7 @@ def _sort_key(idx: Any) -> tuple[int, str]:
 
 
 def _glue_label(suite: Suite, task: str, prediction: Any) -> str:
+  """Return a label as GLUE's leaderboard reads it."""
   if task == "stsb":
     number = METRICS["number"]().prediction(str(prediction))  # -1 for a text that is no number
     return f"{min(5.0, max(0.0, number)):.3f}"
@@ -73,10 +74,7 @@ def _example_number(idx: Any) -> int:
 
 
 def _superglue_label(suite: Suite, task: str, row: dict[str, Any]) -> Any:
-  """Return a label as jiant's formatter spells it.
-
-  Booleans begin with a capital in WSC and are in lower case elsewhere.
-  """
+  """Return a label as jiant spells it: Booleans begin with a capital in WSC alone."""
   prediction = row["prediction"]
   if task == "wsc" and "references" in row:  # a generated referent
     return "True" if names_referent(prediction, row["references"][0]) else "False"

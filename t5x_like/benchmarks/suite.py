@@ -1,14 +1,16 @@
 """Fill a table of benchmarks from one checkpoint: every task, at every rate, from every seed.
 
-  <output>/<task>/<rate>-<seed>/   a run; its `result.json` is written last, and never made again
+  <output>/<task>/<rate>-<seed>/   a run, which is finished once it has its `result.json`
   <output>/results.json, results.md, results.html, submission/
 
 Several suites have all of this in `<output>/<suite>/`, and one table of all in `<output>`. Prepared
 examples are shared by all suites of a workdir, in `<workdir>/suites/prepared`, or by all workdirs,
 in `T5X_LIKE_CACHE`. A suite that was killed continues where it stopped: finished runs are read, and
-an unfinished run resumes from its checkpoint. Of each task the rate with the best median over the
-seeds counts, as the table says. The median is a run: with an even number of seeds, the lower of the
-two in the middle. Its score, metrics and predictions stand for the task.
+an unfinished run resumes from its checkpoint.
+
+The score of a task is that of its best learning rate, the one with the highest median over the
+seeds. The median is always a run: with an even number of seeds, the lower of the two in the middle.
+The metrics and predictions of this run are those of the task.
 """
 
 import dataclasses
@@ -123,7 +125,7 @@ def run(suites_by_name: Mapping[str, Suite | QuestionSuite], options: Options) -
       a run raises.
   """
   kinds = {workdir: form_kind(workdir) for workdir in options.workdirs}
-  compared = comparison.read_results(options.compare) if options.compare else None
+  other_results = comparison.read_results(options.compare) if options.compare else None
   _check_options(options, suites_by_name)
   if process.is_first():
     check_writable("--output", options.output)
@@ -148,9 +150,9 @@ def run(suites_by_name: Mapping[str, Suite | QuestionSuite], options: Options) -
     output = options.output / name if is_joined else options.output
     parts[name] = _ask_suite(name, suite, kinds, dataclasses.replace(options, output=output))
   results = tables.join_results(parts) if is_joined else next(iter(parts.values()))
-  if compared and process.is_first():
+  if other_results and process.is_first():
     current = results | {"directory": str(options.output)}
-    results["compared"] = comparison.compare_results(compared, current)
+    results["compared"] = comparison.compare_results(other_results, current)
   if process.is_first():
     tables.write_results(options.output, results)
   return results
@@ -252,10 +254,10 @@ def _run_suite(name: str, suite: Suite, kinds: dict[str, str], options: Options)
 
 
 def _check_first_runs(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> None:
-  """Prepare the first run of every task, so that a misfit is known before the first is learned.
+  """Check the first run of every task, so that errors are reported before any run is made.
 
-  Everything but the state is made, and the data are prepared, test sets too. Finished tasks are not
-  checked again.
+  All objects of the run except its state are made, and its data are prepared, test sets included.
+  Finished tasks are not checked again.
 
   Raises:
     UserError: naming the first task that cannot be run.
@@ -400,12 +402,12 @@ class _FineTuning:
     if saved_request is None and process.is_first():
       workdirs.write_json(folder, REQUEST_FILE, {"request": request})
     config = self.config(rate, seed)
-    with open_training_run(config, str(folder)) as tuned:
-      task = tuned.assembly.task
+    with open_training_run(config, str(folder)) as training_run:
+      task = training_run.assembly.task
       epochs = config.total_steps * config.batch_size / task.num_examples
       process.log(f"    {epochs:.3g} epochs of {task.num_examples:,}")
-      train(tuned)
-      best = tuned.best
+      train(training_run)
+      best = training_run.best
       truncated = getattr(task, "truncated", 0.0)
     test_splits = self.test_splits(config)
     if not best or test_splits:

@@ -12,7 +12,7 @@ from t5x_like.report import page
 from t5x_like.training import workdir as workdirs
 
 _LEADERBOARDS = ("glue", "superglue")
-_DASH = "–"
+_DASH = "–"  # a cell without a value
 
 
 def build_results(
@@ -73,7 +73,7 @@ def join_results(suites: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mean_score(task_results: dict[str, dict[str, Any]]) -> float | None:
-  """Average the scores of the fine-tuned tasks; tasks without runs are scored zero- or few-shot."""
+  """Average the scores of the fine-tuned tasks, those with runs; the others were not trained."""
   scores = [result["score"] for result in task_results.values() if result["runs"]]
   return sum(scores) / len(scores) if scores else None
 
@@ -136,7 +136,7 @@ def question_markdown(results: dict[str, Any]) -> str:
 
 
 def centred_score(result: dict[str, Any]) -> float | None:
-  """Return the share, in percent, of the way from a guess to a perfect score."""
+  """Return a score on the scale from guessing, 0, to a perfect score, 100."""
   if "chance" not in result:
     return None
   return 100.0 * (result["score"] - result["chance"]) / (100.0 - result["chance"])
@@ -164,10 +164,12 @@ def describe_summaries(results: dict[str, Any]) -> list[str]:
 
 
 def _describe_versions(results: dict[str, Any]) -> str:
+  """Return the paragraph of software versions."""
   return ", ".join(f"{name} {version}" for name, version in results["versions"].items())
 
 
 def _join_paragraphs(paragraphs: list[str], results: dict[str, Any]) -> str:
+  """Join the paragraphs of a table, and add the comparison if there is one."""
   text = "\n\n".join(paragraphs) + "\n"
   if "compared" in results:
     text += f"\n{comparison.markdown(results['compared'])}"

@@ -103,7 +103,7 @@ def assert_changed_inputs_are_refused(flags, tmp_path, capsys):
     ),
     (
       ('pair = "', 'scores = ["f1"]\npair = "'),
-      "scores, questions: the labels are numbers, expected neither",
+      "found scores or questions for labels that are numbers, expected neither",
     ),
     (("length = 64", 'length = "64"'), "relatedness.length: found '64' of type str, expected int"),
     (

@@ -51,8 +51,8 @@ class Form:
     head: `config.model.head`, for encoders.
     scores: `config.model.scores`, the number of outputs of a decoder's scoring layer; 0 for none.
     symmetric: whether the two texts of a pair may be exchanged.
-    rewritten: the form of `corpora/sources/t5.py` that rewrites the records before the task reads
-      them; None for the records unchanged.
+    t5_form: the form of `corpora/sources/t5.py` in which the task reads the records; None for the
+      records unchanged.
   """
 
   task: Values
@@ -62,7 +62,7 @@ class Form:
   head: Values | None = None
   scores: int = 0
   symmetric: bool = False
-  rewritten: str | None = None
+  t5_form: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +114,8 @@ class Benchmark:
       form: the form whose task reads the records.
     """
     source = self.files.source if official else self.source
-    if form.rewritten:
-      source = f"t5:{form.rewritten}:{source}"
+    if form.t5_form:
+      source = f"t5:{form.t5_form}:{source}"
     keys = {"task.source": source}
     if official:
       for name, files in self.own_files.items():
@@ -181,6 +181,8 @@ def classification(
     inputs: the template of the text form's inputs, with the label's name as target; or the whole
       text form.
     questions: fields that identify the question of a row, for scores over questions.
+
+  `Benchmark` and `Form` describe the other arguments, as for the functions below.
   """
   evaluated = evaluated or {"dev": "validation"}
   labels = [str(label) for label in labels or ()]  # in a TOML file they may be numbers
@@ -286,7 +288,7 @@ def t5_text_form(
     targets_length=targets_length,
     **evaluator_arguments,
   )
-  return dataclasses.replace(text_form, rewritten=form)
+  return dataclasses.replace(text_form, t5_form=form)
 
 
 def multiple_choice(
@@ -301,7 +303,7 @@ def multiple_choice(
   counted: Sequence[str] = ("accuracy",),
   ids: Sequence[str] = ("idx",),
   length: int = 128,
-  instead: Form | None = None,
+  text_form: Form | None = None,
   evaluated: Mapping[str, str] | None = None,
   test: Mapping[str, str] | None = None,
   **task: Any,
@@ -312,7 +314,7 @@ def multiple_choice(
     text: the template of the text.
     options: a template for each option, or the field with the list of options.
     choices: the number of options.
-    instead: the text form.
+    text_form: the form for text-to-text models; None if there is none.
     task: further arguments of the task.
   """
   evaluated = evaluated or {"dev": "validation"}
@@ -335,7 +337,7 @@ def multiple_choice(
     label_field = task.get("label_field", "label")
     labels = [str(label) for label in task.get("labels", range(choices))]
     files = dataclasses.replace(files, classes={label_field: labels})
-  return Benchmark(source, files, examples, form, instead, evaluated, test=test or {})
+  return Benchmark(source, files, examples, form, text_form, evaluated, test=test or {})
 
 
 def generation(

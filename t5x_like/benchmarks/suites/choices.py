@@ -3,29 +3,30 @@
 See Lai et al. 2017, Zellers et al. 2018 and Chen et al. 2019.
 """
 
-from t5x_like.benchmarks.suites import SPLITS, Files, Suite, multiple_choice
+from t5x_like.benchmarks.suites import SPLITS, Benchmark, Files, Suite, multiple_choice
 
-_FOUR_LABELS = ("0", "1", "2", "3")
+_NUMBERS = ("0", "1", "2", "3")  # the numbers of the options
 _SWAG = {"train": ["data/train.csv"], "validation": ["data/val.csv"], "test": ["data/test.csv"]}
 _CODAH = {
   "train": ["CODAH/train.tsv", "full_data.tsv"],
   "validation": ["CODAH/dev.tsv"],
   "test": ["CODAH/test.tsv"],
 }
-_ANSWERS = tuple(f"answer{number}" for number in _FOUR_LABELS)
+_ANSWERS = tuple(f"answer{number}" for number in _NUMBERS)
 
 
-def _race(part: str, examples: int):
+def _race(school: str, examples: int) -> Benchmark:
+  """Return the questions of middle or high schools (Lai et al. 2017)."""
+  splits = {split: [f"{name}/{school}/*.txt"] for split, name in SPLITS.items()}
   return multiple_choice(
     None,
     examples,
-    files=Files(
-      f"race_{part}", "race", {split: [f"{name}/{part}/*.txt"] for split, name in SPLITS.items()}
-    ),
+    files=Files(f"race_{school}", "race", splits),
     text="{article}",
     options="options",
     option="{question}",
-    # the gap of a question; others are followed by the option, as in RoBERTa's and ALBERT's code
+    # An option takes the place of "_" in a question, and follows a question without "_", as in the
+    # code of RoBERTa and ALBERT.
     placeholder="_",
     choices=4,
     label_field="answer",
@@ -45,9 +46,9 @@ SUITE = Suite(
       73_546,
       files=Files("swag", "csv", _SWAG),
       text="{sent1}",
-      options=[f"{{sent2}} {{ending{number}}}" for number in _FOUR_LABELS],
+      options=[f"{{sent2}} {{ending{number}}}" for number in _NUMBERS],
       choices=4,
-      labels=list(_FOUR_LABELS),
+      labels=list(_NUMBERS),
       ids=("video-id", "fold-ind"),
     ),
     "codah": multiple_choice(

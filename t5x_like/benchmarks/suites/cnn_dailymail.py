@@ -1,11 +1,11 @@
 """CNN/Daily Mail: summaries of news (See et al. 2017), with T5's text format and ROUGE.
 
-The table counts ROUGE-2, as do tables 1 to 13 of Raffel et al. 2020. Every ROUGE is computed
-without a stemmer. Decoding takes the likeliest token at every step;
-`--config.evals.dev.beams=4` is the search of table 14. Targets have 256 tokens, where T5 packs 512.
+The task's score is ROUGE-2, as in tables 1 to 13 of Raffel et al. 2020. Every ROUGE is computed
+without a stemmer. Decoding is greedy; `--config.evals.dev.beams=4` gives the beam search of table
+14. Targets are cut at 256 tokens; T5 packs targets into rows of 512.
 
 The paper's data were lower-cased, with all highlights on one line (version 0.0.2 of the TensorFlow
-dataset). Later versions of T5's code read the data as they are here.
+dataset). Here they are unchanged, as in later versions of T5's code.
 """
 
 from t5x_like.benchmarks.suites import Files, Suite, generation

@@ -6,8 +6,8 @@ examples and the division of tokens are nanochat's (`nanochat/core_eval.py`, Jul
 
 - The rows of a file are shuffled with seed 1337; with --max_examples the first rows remain. The
   examples of row i are drawn from the other rows with seed 1234 + i.
-- Multiple choice and schemas: the choice whose tokens have the highest mean log-probability. Only
-  tokens that differ between the choices count, for schemas the tokens that all end with.
+- Multiple choice and schemas: the choice whose tokens have the highest mean log-probability. The
+  tokens after the first difference count, for schemas those at the common end.
 - Next words: right if each token is the likeliest.
 - A task's centred score is (accuracy - chance) / (1 - chance), and CORE is the mean of them.
 
@@ -73,7 +73,7 @@ def _split_text(row: Record, kind: str, choice: int, delimiter: str) -> tuple[st
 def _build(
   paths: Mapping[str, list[str]], limit: int | None, kind: str, shots: int, delimiter: str
 ) -> dict[str, Formulation]:
-  """Return the prompts of a task; see the top of this file."""
+  """Return the prompts of a task, as the top of this file says."""
   (path,) = paths["questions"]
   rows = _read_rows(path, kind)
   random.Random(_SHUFFLE_SEED).shuffle(rows)
@@ -105,6 +105,7 @@ def _build(
 def _task(
   folder_and_file: str, kind: str, shots: int, chance: float = 0.0, delimiter: str = " "
 ) -> QuestionTask:
+  """Return the task of a file, which may stand in its folder or by itself."""
   file = folder_and_file.partition("/")[2]
   names = (f"{folder_and_file}.jsonl", f"{file}.jsonl")
   build = functools.partial(_build, kind=kind, shots=shots, delimiter=delimiter)

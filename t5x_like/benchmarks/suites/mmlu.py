@@ -39,7 +39,7 @@ SUBJECTS = (
 ).split()
 SHOTS = 5
 _NUM_CHOICES = 4
-_JOINED = "mmlu_dev_test.jsonl"
+_JOINED = "mmlu_dev_test.jsonl"  # all subjects and splits in one file
 DATA = (
   "data.tar of https://github.com/hendrycks/test (dev/SUBJECT_dev.csv, test/SUBJECT_test.csv), or "
   f"{_JOINED} with split, subject, question, choices and answer"
@@ -81,6 +81,7 @@ def read_subject(
 
 @functools.lru_cache(maxsize=2)
 def _read_joined(path: str) -> list[tuple[str, Record]]:
+  """Read the file of all subjects once for all of them."""
   return read_records(path)
 
 
@@ -106,6 +107,7 @@ def _read_csv(path: str) -> list[tuple[str, Record]]:
 def _build(
   paths: Mapping[str, list[str]], limit: int | None, subject: str
 ) -> dict[str, Formulation]:
+  """Return the prompts of a subject."""
   examples, subject_questions = read_subject(paths, subject)
   options = questions.Options(shots=SHOTS, limit=limit)
   prompts = questions.build_letter_prompts(subject_questions, examples, options)

@@ -43,14 +43,14 @@ _ANSWER = "Answer:"
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-  """A row of a benchmark.
+  """A row of a benchmark: a question, or one of the examples before it.
 
   Attributes:
     where: the file and line.
     question: the text before the choices in the formulation CF.
     choices: the choices.
     gold: the index of the right one.
-    id: by which `_Benchmark.shots` names it.
+    id: the name in `_Benchmark.shots`.
     listed_question, listed_choices: the text before the choices and the choices in MCF; empty for
       those of CF.
     ending: of WinoGrande, the text after each choice; a choice then ends its context.
@@ -95,6 +95,7 @@ class _Benchmark:
 
 
 def _digest(*texts: str) -> str:
+  """Return the id of a row that has none."""
   return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:12]
 
 
@@ -127,6 +128,7 @@ def _read_boolq(where: str, record: Record) -> Example:
 
 
 def _clean_hellaswag(text: str) -> str:
+  """Return a text without WikiHow's marks in brackets."""
   text = re.sub(r"\.? \[title\]", ". ", text.strip())
   return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -248,7 +250,7 @@ def _build_prompts(
 def _formulate(
   path: str, rule: str, cloze: Mapping[str, list[Prompt]], listed: Mapping[str, list[Prompt]]
 ) -> dict[str, Formulation]:
-  """Return both formulations of prompts by set."""
+  """Return both formulations, `cloze` for CF and `listed` for MCF, of prompts by set."""
   listed_sets = {name: PromptSet(path, prompts, "likeliest") for name, prompts in listed.items()}
   cloze_sets = {name: PromptSet(path, prompts, rule) for name, prompts in cloze.items()}
   return {
@@ -260,6 +262,7 @@ def _formulate(
 def _build(
   paths: Mapping[str, list[str]], limit: int | None, benchmark: _Benchmark
 ) -> dict[str, Formulation]:
+  """Return the prompts of a benchmark in both formulations."""
   (path,) = paths["questions"]
   (examples_path,) = paths["examples"]
   (labels,) = paths.get("question labels", [None])
@@ -284,6 +287,7 @@ def _build(
 
 
 def _mmlu_example(where: str, row: Record) -> Example:
+  """Convert a row that `mmlu` has read."""
   gold = LETTERS.index(row["answer"])
   return Example(where, row["question"].strip(), row["choices"], gold)
 
@@ -308,6 +312,7 @@ def _build_mmlu(paths: Mapping[str, list[str]], limit: int | None) -> dict[str, 
 
 
 def _mmlu_files() -> dict[str, tuple[str, ...]]:
+  """Return the possible names of the files of all subjects."""
   files = {}
   for subject in mmlu.SUBJECTS:
     for role, names in mmlu.files(subject).items():

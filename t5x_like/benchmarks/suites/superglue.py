@@ -58,7 +58,7 @@ SUITE = Suite(
       options=("{choice1}", "{choice2}"),
       choices=2,
       labels=["choice1", "choice2"],
-      instead=classification(
+      text_form=classification(
         "tfds:super_glue/copa",
         400,
         text="{premise}",
@@ -100,7 +100,7 @@ SUITE = Suite(
       scores=("answers",),
       counted=("f1", "exact_match"),
       length=384,
-      instead=t5_text_form(
+      text_form=t5_text_form(
         "record",
         ["answers"],
         ("f1", "exact_match"),

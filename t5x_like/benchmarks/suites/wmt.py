@@ -1,11 +1,18 @@
-"""Translations from English (WMT) with T5's texts, data and BLEU (Raffel et al. 2020).
+"""Translation from English (WMT) with T5's text format, data and BLEU (Raffel et al. 2020).
 
-Training data and dev sets are those of the paper's section 2.3: German as in Vaswani et al. 2017
-with newstest2013, French of WMT15 with newstest2014, Romanian of WMT16 with newsdev2016. T5's tasks
-read TensorFlow datasets, which have files of the other direction (`fren`, `roen`), and
-newsdiscussdev2015 too. BLEU is sacrebleu's with its tokenizer `intl`, as in the paper; the
-leaderboard's is `13a`. The likeliest token is taken at every step, as in tables 1 to 13;
-`--config.evals.dev.beams=4` is table 14's search. Rows have 256 tokens, where T5 packs 512.
+Training and dev sets are those of the paper's section 2.3:
+
+- German: the training set of Vaswani et al. 2017, newstest2013;
+- French: WMT15's training set, newstest2014;
+- Romanian: WMT16's training set, newsdev2016.
+
+The dev and test sets of the TensorFlow datasets, which T5's tasks read, differ from the official
+files: they were translated in the other direction (`fren`, `roen`), and French has
+newsdiscussdev2015 as well.
+
+BLEU is computed by sacrebleu with its tokenizer `intl`, as in the paper; the leaderboard uses
+`13a`. Decoding is greedy, as in tables 1 to 13; `--config.evals.dev.beams=4` gives the beam search
+of table 14. Inputs and targets are cut at 256 tokens; T5 packs them into rows of 512.
 """
 
 from t5x_like.benchmarks.suites import Benchmark, Files, Suite, generation
@@ -20,9 +27,15 @@ def _translation(
   validation: list[str],
   test: list[str],
 ) -> Benchmark:
-  """Make a translation from English.
+  """Make the benchmark of translation from English to a language.
 
-  `train` are the several files of the official training set.
+  Args:
+    language: the name of the language, as in T5's inputs.
+    code: its code in the names of files, such as `de`.
+    source: the TensorFlow dataset.
+    examples: the number of training examples.
+    train: the files that make up the official training set.
+    validation, test: the possible names of each set's file, the likeliest first.
   """
   splits = {"train": [train], "validation": validation, "test": test}
   return generation(
