@@ -10,10 +10,10 @@ import pytest
 import code_shape
 
 BOUNDS = {
-  "tokens": 646_000,
+  "tokens": 646_900,
   "tokens a line": 5.97,
   "vague names in percent": 0.13,
-  "core modules": 222,
+  "core modules": 223,
   "circles": 0,
 }
 

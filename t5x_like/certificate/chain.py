@@ -6,6 +6,7 @@ appended.
 """
 
 import hashlib
+import io
 import json
 import pathlib
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.appended import AppendedLines
 from t5x_like.files.local import LocalPath
+from t5x_like.files.segments import merge_segments, read_segments, segment_at
 
 FILE = "certificate.jsonl"
 ORIGIN = hashlib.sha256(b"t5x_like.certificate.v1").hexdigest()
@@ -48,6 +50,7 @@ class ChainWriter:
   def __init__(self, workdir: pathlib.Path, check: Callable[[], None]):
     self._path = pathlib.Path(workdir) / FILE
     try:
+      merge_segments(pathlib.Path(workdir), FILE)
       self._lines = AppendedLines(self._path, check)
     except OSError as error:
       raise self._disk_error(error) from error
@@ -102,19 +105,31 @@ def read_lines(workdir: pathlib.Path, address: str) -> Iterator[bytes]:
   Raises:
     UserError: there is no chain, or it cannot be read.
   """
-  try:
-    with LocalPath(workdir, FILE).open("rb") as file:
-      for line in file:
-        if line.endswith(b"\n"):
-          yield line[:-1]
-  except FileNotFoundError:
+  folder = LocalPath(workdir)
+  if not (folder / FILE).exists() and not segment_at(folder, FILE, 0).exists():
     raise UserError(
       f"{address}/{FILE}: not there: the run was made before certificates, or the file was "
       "removed; the same train command still resumes it, and the certificate then holds from the "
       "step that it resumes at"
-    ) from None
+    )
+  try:
+    for line in _read_file_and_segments(folder):
+      if line.endswith(b"\n"):
+        yield line[:-1]
   except OSError as error:
     reason = error.strerror or one_line(error)
     raise UserError(
       f"{address}/{FILE}: cannot be read: {reason}; restore the file from a backup"
     ) from error
+
+
+def _read_file_and_segments(workdir: LocalPath) -> Iterator[bytes]:
+  """Yield the lines of a chain with their line ends, from its file and from segments after it."""
+  path = workdir / FILE
+  size = 0
+  if path.exists():
+    with path.open("rb") as file:
+      yield from file
+      size = file.tell()
+  for content in read_segments(workdir, FILE, size):
+    yield from io.BytesIO(content)

@@ -11,6 +11,7 @@ both. The modules, in an order in which each imports only earlier ones:
   clients        TensorStore for gs://, s3:// and http(s)://, fsspec for every other scheme
   remote         remote files: ranges in parallel, retries, listings, conditional writes
   paths          choice of `local` or `remote` by the scheme; checks of output directories
+  segments       long files at URLs, in objects of bounded size
   mirror         local copies of remote directories
   globs          patterns of paths and URLs
   shard_files    the files that hold the shards of a store

@@ -10,10 +10,11 @@ from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.local import LocalPath
 from t5x_like.files.paths import as_path
+from t5x_like.files.segments import SegmentedFile
 
-# The files that a resumed run needs.
+_CERTIFICATE = "certificate.jsonl"  # grows with each step
+# The other files that a resumed run needs.
 _RESUME_FILES = (
-  "certificate.jsonl",
   "config.json",
   "environment.json",
   "history.jsonl",
@@ -47,16 +48,21 @@ def fetch(path: str) -> LocalPath:
   return LocalPath(_copies[-1].name)
 
 
-def copy_small_files(path: str) -> pathlib.Path:
+def copy_small_files(path: str, with_certificate: bool = False) -> pathlib.Path:
   """Return a local directory with the small files of a run as they are now.
 
   It is the run's workdir itself or, for a URL, a copy.
+
+  Args:
+    with_certificate: whether to copy the certificate too, which is long.
   """
   source = as_path(path)
   if isinstance(source, LocalPath):
     return source
   mirror = _mirror(path)
   mirror.pull()
+  if with_certificate:
+    mirror.pull_certificate()
   return mirror.local
 
 
@@ -75,17 +81,22 @@ class WorkdirMirror:
     self._directory = tempfile.TemporaryDirectory(prefix="t5x_like-")
     self.local = pathlib.Path(self._directory.name)
     self._pushed = {}
+    self._certificate = SegmentedFile(self._remote, self.local, _CERTIFICATE)
 
   def pull(self) -> None:
-    """Fetch the files that a resumed run needs."""
+    """Fetch the files that a resumed run needs, except the certificate."""
     for name in _RESUME_FILES:
       data = (self._remote / name).read()
       if data is not None:
         (self.local / name).write_bytes(data)
     self._pushed = self._file_versions()
 
+  def pull_certificate(self) -> None:
+    """Fetch the certificate, if there is one."""
+    self._certificate.pull()
+
   def push(self, check: Callable[[], None]) -> None:
-    """Upload the files that have changed.
+    """Upload the files that have changed, and the new records of the certificate.
 
     Args:
       check: called before each; raises if the files are another run's now.
@@ -95,12 +106,16 @@ class WorkdirMirror:
         check()
         (self._remote / name).write_bytes((self.local / name).read_bytes())
         self._pushed[name] = version
+    self._certificate.push(check)
 
   def _file_versions(self) -> dict[str, tuple[int, int]]:
-    """Return the modification time and the size of each local file, by its relative path."""
+    """Return the modification time and the size of each local file, by its relative path.
+
+    The certificate is left out.
+    """
     versions = {}
     for path in self.local.rglob("*"):
-      if path.is_file() and path.suffix != ".tmp":
+      if path.is_file() and path.suffix != ".tmp" and path.name != _CERTIFICATE:
         name = path.relative_to(self.local).as_posix()
         versions[name] = path.stat().st_mtime_ns, path.stat().st_size
     return versions

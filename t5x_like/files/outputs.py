@@ -29,6 +29,7 @@ _STORE_MARKER = b'"t5x_like.'
 _CONFIG_FILE = "config.json"  # every workdir has it
 _WORKDIR_FILES = {
   "best",
+  "certificate",
   "certificate.jsonl",
   "checkpoints",
   "compiled",

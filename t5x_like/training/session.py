@@ -119,6 +119,7 @@ class Session(contextlib.AbstractContextManager):
         self._lock = stack.enter_context(contextlib.closing(workdirs.lock_workdir(address)))
         if self._mirror:
           self._mirror.pull()
+          self._mirror.pull_certificate()
       self.past = PastRun(*distributed.broadcast_from_first(self._read_past))
       self.return_step = None if from_step == self.past.requested_step else from_step
       self._changes = self.check_config(self.past.identity, address) if self.past.identity else []

@@ -78,7 +78,7 @@ def open_certified_run(address: str, overrides: Sequence[str] = ()) -> Certified
     Break: the chain is no history.
     UserError: there is no run, or no chain.
   """
-  folder = copy_small_files(address)
+  folder = copy_small_files(address, with_certificate=True)
   identity = read_identity(folder, address)
   if identity is None:
     raise UserError(f"{address}: holds no run (no {IDENTITY_FILE}); give the workdir of a run")
