@@ -3,7 +3,9 @@
 A start continues from a step that the chain says was saved, with the state that was saved. The
 steps after it that an earlier start had already made are made again: they must come out the same.
 Where the two starts differ in versions or devices, batches must be equal, and losses up to
-rounding; where they differ in config, nothing is compared.
+rounding; where they differ in config, nothing is compared. A step whose update the guard left out
+may come out differently, as its cause may have been faulty memory. After it, the two starts have
+different states, and only their batches must be equal.
 """
 
 import dataclasses
@@ -97,11 +99,13 @@ class Lineage:
   Attributes:
     configs: a digest over the configs of the starts, and the steps at which they changed.
     environments: a digest over their environments likewise.
+    refusals: a digest over the steps whose updates were left out; "" for none.
     last: the start that goes on.
   """
 
   configs: str
   environments: str
+  refusals: str
   last: Start
 
   def continue_with(self, start: Start) -> "Lineage":
@@ -112,18 +116,24 @@ class Lineage:
       configs = _extend_digest(configs, start.step, start.config)
     if not self.last.computes_like(start.environment):
       environments = _extend_digest(environments, start.step, start.environment)
-    return Lineage(configs, environments, start)
+    return Lineage(configs, environments, self.refusals, start)
+
+  def continue_after_refusal(self, step: int) -> "Lineage":
+    """Return the lineage after a step whose update was left out."""
+    return dataclasses.replace(self, refusals=_extend_digest(self.refusals, step, "refused"))
 
   def equals(self, lineage: "Lineage") -> bool:
     """Return whether two lineages lead to equal bits."""
     is_same_config = self.configs == lineage.configs
-    return is_same_config and self.environments == lineage.environments
+    is_same_environment = self.environments == lineage.environments
+    return is_same_config and is_same_environment and self.refusals == lineage.refusals
 
   @classmethod
   def first(cls, start: Start) -> "Lineage":
     """Return the lineage of a run's first start."""
     configs = _extend_digest("", start.step, start.config)
-    return cls(configs, _extend_digest("", start.step, start.environment), start)
+    environments = _extend_digest("", start.step, start.environment)
+    return cls(configs, environments, refusals="", last=start)
 
 
 def _extend_digest(digest: str, step: int, value: Any) -> str:
@@ -189,6 +199,8 @@ class History:
     num_records: of the whole chain.
     repeated: how often a step was made again with the same bits.
     rounded: how often a step was made again, in another environment, with other bits.
+    refused_once: the steps that came out differently when they were made again, and whose update
+      was left out at least one time.
   """
 
   starts: list[Start] = dataclasses.field(default_factory=list)
@@ -202,6 +214,7 @@ class History:
   num_records: int = 0
   repeated: int = 0
   rounded: int = 0
+  refused_once: list[int] = dataclasses.field(default_factory=list)
 
   @property
   def skipped(self) -> list[int]:
@@ -393,6 +406,8 @@ class HistoryReader:
     self._compare_step(number_of_step, step)
     history.steps[number_of_step] = step
     history.last_step = number_of_step
+    if step.refused:
+      self._lineage = self._lineage.continue_after_refusal(number_of_step)
 
   def _compare_step(self, number: int, step: Step) -> None:
     """Compare a step with the same step of an earlier start."""
@@ -401,6 +416,9 @@ class HistoryReader:
     exactness = self._exactness(earlier.lineage) if earlier else "any"
     if exactness == "any":
       return
+    if earlier.refused or step.refused:
+      self._note_refusal(number, earlier, step)
+      return
     if earlier.batch != step.batch:
       raise Break(
         number,
@@ -408,6 +426,8 @@ class HistoryReader:
         f"a fork: it was made twice, from the batches {_short(earlier.batch)} and "
         f"{_short(step.batch)}",
       )
+    if exactness == "batch":
+      return
     difference = compare_losses(earlier, step, exactness, self._bound)
     if difference:
       raise Break(number, CODE, f"a fork: it was made twice, with {difference}")
@@ -416,10 +436,22 @@ class HistoryReader:
     else:
       self.history.rounded += 1
 
+  def _note_refusal(self, number: int, earlier: Step, step: Step) -> None:
+    """Count a step that was made again, and whose update was left out at least one time."""
+    if (earlier.batch, earlier.metrics) == (step.batch, step.metrics):
+      self.history.repeated += 1
+    elif number not in self.history.refused_once:
+      self.history.refused_once.append(number)
+
   def _exactness(self, earlier: Lineage) -> str:
-    """Return how equal a step must be if it is made again: `bits`, `bound` or `any`."""
+    """Return what must be equal if a step is made again: `bits`, `bound`, `batch` or `any`.
+
+    `bound` allows for rounding, `batch` compares the batches alone, and `any` nothing.
+    """
     if earlier.configs != self._lineage.configs:
       return "any"
+    if earlier.refusals != self._lineage.refusals:
+      return "batch"
     is_same_environment = earlier.environments == self._lineage.environments
     return "bits" if is_same_environment and earlier.last.is_deterministic else "bound"
 

@@ -103,16 +103,32 @@ def test_a_rollback(tmp_path, monkeypatch, capsys):
   ]
 
 
-@pytest.mark.more
-def test_a_skipped_update(tmp_path, monkeypatch, capsys):
+def test_an_update_skipped_for_poisoned_memory_is_listed(tmp_path, monkeypatch, capsys):
   workdir = tmp_path / "run"
   with monkeypatch.context() as patch:
     poison_batch(2, patch)
     assert train_run(workdir, "--config.total_steps=4", '--config.guard={"name": "skip"}') == 0
-  assert certify.main([f"--workdir={workdir}", "--steps=all"]) == certify.EXIT_DOES_NOT_HOLD
-  captured = capsys.readouterr()
-  assert "step 3: data: config, data and seed give the batch" in captured.err
-  assert "updates of 1 steps: 3" in captured.out
+  outcome = certify_run(workdir, "--steps=all")
+  assert outcome["skipped_updates"] == [3]
+  output = capsys.readouterr().out
+  assert "3 of 4 batches made again from the data; other batches in steps whose" in output
+  assert "updates of 1 steps: 3" in output
+  # without the fault, the step has other bits
+  assert certify.main([f"--workdir={workdir}", "--replay=all"]) == certify.EXIT_DOES_NOT_HOLD
+  error = capsys.readouterr().err
+  assert "step 3: code: its update was left out (train/loss is nan)" in error
+  assert "with loss nan and " in error
+
+
+@pytest.mark.more
+def test_an_update_skipped_for_its_loss_is_computed_again(tmp_path):
+  workdir = tmp_path / "run"
+  guard = '--config.guard={"name": "skip", "spike": 1.02, "window": 1}'
+  assert train_run(workdir, "--config.total_steps=24", guard) == 0
+  outcome = certify_run(workdir, "--steps=all", "--replay=all")
+  assert outcome["skipped_updates"]
+  assert "24 of 24 batches" in outcome["checks"][-2]["summary"]
+  assert "the same bits" in outcome["checks"][-1]["summary"]
 
 
 @pytest.mark.more

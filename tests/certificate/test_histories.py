@@ -76,6 +76,31 @@ def test_a_rollback_and_a_kill_in_the_middle_of_it():
   breaks([*first, rollback(7, 4, 3), step(5)], 5, "data", "of batch 4, expected 7")
 
 
+def test_an_update_left_out_by_one_start_alone_breaks_nothing():
+  """Faulty memory makes a loss NaN once; later steps of the two starts have different states."""
+  refusals = {
+    "batch": {"batch": digest_of("poisoned"), "loss": NAN, "metrics": "0" * 32},
+    "loss": {"loss": NAN, "metrics": "1" * 32},
+  }
+  others = [step(n, loss=f"{0x41000000 + n:08x}", metrics="2" * 32) for n in (6, 7)]
+  for changes in refusals.values():
+    refused = step(5, refused="train/loss is nan", **changes)
+    history = chains.read([start(), *run_of(4), refused, *others, start(4), *run_of(9, 5)])
+    assert history.refused_once == [5]
+    assert history.skipped == []
+    assert (history.repeated, history.last_step) == (0, 9)
+    history = chains.read([start(), *run_of(7), start(4), refused, *others])
+    assert history.refused_once == [5]
+    assert history.skipped == [5]
+    # the same refusal twice, and the same steps after it
+    twice = [start(), *run_of(4), refused, *others, start(4), refused, *others]
+    assert chains.read(twice).repeated == 3
+    breaks([*twice[:-1], step(7)], 7, "code", "a fork: it was made twice")
+  swapped = step(6, batch=digest_of("swapped"))
+  records = [start(), *run_of(4), refused, others[0], start(4), step(5), swapped]
+  breaks(records, 6, "data", "a fork: it was made twice, from the batches")
+
+
 @pytest.mark.parametrize(
   ("records", "at", "aspect", "words"),
   [

@@ -27,7 +27,8 @@ def check_batches(
     steps: to check, in any order.
     report_progress: called with the number of steps checked so far.
   Returns:
-    A line about them.
+    A line about them, which names steps whose batch is another and whose update was left out: the
+    run's memory was at fault, and the batch has changed no parameter.
   Raises:
     Break: the data are others, or at the first step whose batch is another.
   """
@@ -36,11 +37,15 @@ def check_batches(
   run_phases = build_phases(config, process.build_task)
   _check_fingerprints(run, run_phases)
   source = BatchSource(run_phases, config)
+  refused_steps = []
   by_index = {history.steps[step].batch_index: step for step in steps}
   for count, index in enumerate(sorted(by_index), start=1):
     step = by_index[index]
     digest = digest_batch(source.batch(index))
-    if digest != history.steps[step].batch:
+    is_same = digest == history.steps[step].batch
+    if not is_same and history.steps[step].refused:
+      refused_steps.append(step)
+    elif not is_same:
       raise Break(
         step,
         DATA,
@@ -48,7 +53,12 @@ def check_batches(
         f"{history.steps[step].batch[:12]}",
       )
     report_progress(count)
-  return f"{len(by_index):,} of {len(history.steps):,} batches made again from the data"
+  num_equal = len(by_index) - len(refused_steps)
+  summary = f"{num_equal:,} of {len(history.steps):,} batches made again from the data"
+  if not refused_steps:
+    return summary
+  numbers = ", ".join(map(str, sorted(refused_steps)))
+  return f"{summary}; other batches in steps whose update was left out: {numbers}"
 
 
 def _check_fingerprints(run: CertifiedRun, run_phases: list[phases.Phase]) -> None:

@@ -73,6 +73,10 @@ def _describe_history(history: History) -> list[str]:
     numbers = ", ".join(map(str, skipped[:_MAX_LISTED]))
     ellipsis = ", …" if len(skipped) > _MAX_LISTED else ""
     lines += _paragraph("skipped", f"updates of {len(skipped)} steps: {numbers}{ellipsis}")
+  for number in history.refused_once[:_MAX_LISTED]:
+    lines += _paragraph(
+      "refused", f"step {number} by one start, and not in the same way by another"
+    )
   return lines
 
 
@@ -160,6 +164,7 @@ def to_json(history: History | None, checks: list[Check]) -> dict[str, Any]:
     "starts": starts,
     "rollbacks": rollbacks,
     "skipped_updates": history.skipped,
+    "refused_once": history.refused_once,
     "saved_states": {str(step): save.state for step, save in history.saves.items()},
   }
 

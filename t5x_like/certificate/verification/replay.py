@@ -216,6 +216,13 @@ class Replayer:
     )
     exactness = "bits" if is_exact else "bound"
     difference = compare_losses(recorded, computed, exactness, self._run.bound)
+    if difference and recorded.refused:
+      raise Break(
+        number,
+        CODE,
+        f"its update was left out ({recorded.refused}), and it was recorded, and is computed from "
+        f"the checkpoint, with {difference}: memory or hardware of the run was at fault",
+      )
     if difference:
       raise Break(
         number, CODE, f"it was recorded, and is computed from the checkpoint, with {difference}"
