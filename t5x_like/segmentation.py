@@ -11,6 +11,10 @@ Unicode character database (in the sense of UAX #14 and #29), not on lists of la
   and brackets that follow it, where the next word begins. Only `.`, `!`, `?` and the like need the
   next word, because they occur within words (`3.14`); `。`, `！`, `？`, `؟`, `।` and `።` always end
   one.
+- A **quote after a terminator** closes if it is a final one (`”`, `»`), a straight one or a closing
+  bracket. An initial one (`“`, `«`) closes only before a space, as in German („Geh.“ Er), and
+  otherwise opens the next sentence, as in Chinese (他说。“走吧！”). A final quote between spaces
+  closes, too, as in French (« Va ! » Il).
 
 Worked example: `我爱Python。真的` has the words 我, 爱, Python。, 真, 的 and the sentences
 我爱Python。 and 真的.
@@ -34,9 +38,11 @@ class Kind(enum.IntEnum):
     LETTER: letters and numbers of scripts with spaces between words.
     UNSPACED: letters of scripts without spaces between words.
     EXTENDING: marks, joiners and others that belong to the letter before.
-    CLOSING: quotes and brackets that may follow a terminator.
+    CLOSING: final quotes and closing brackets.
     TERMINATOR: ends a sentence if the next word begins after it.
     STRONG_TERMINATOR: ends a sentence.
+    OPENING: initial quotes and opening brackets.
+    STRAIGHT: quotes without a direction.
   """
 
   OTHER = 0
@@ -47,6 +53,8 @@ class Kind(enum.IntEnum):
   CLOSING = 5
   TERMINATOR = 6
   STRONG_TERMINATOR = 7
+  OPENING = 8
+  STRAIGHT = 9
 
 
 _SPACE = r"\s\x1c-\x1f"
@@ -58,7 +66,9 @@ _UNSPACED = (
   rf"--[\p{{Script=Hangul}}\p{{Script=Latin}}]--{_EXTENDING}"
 )
 _LETTER = rf"[\p{{L}}\p{{N}}]--[{_UNSPACED}]--{_EXTENDING}"
-_CLOSING = r"\"'\p{Pe}\p{Pf}\u201c"
+_CLOSING = r"\p{Pe}\p{Pf}"
+_OPENING = r"\p{Ps}\p{Pi}"
+_STRAIGHT = r"\"'\u05f3\u05f4\uff02\uff07"
 _TERMINATOR = r".!?\u2024\u2026\ufe52\uff0e"
 _STRONG_TERMINATOR = rf"[\p{{Sentence_Terminal}}\u037e\u0f0d\u0f0e]--[{_TERMINATOR}]"
 _CLASSES = {  # a later class overrides an earlier one
@@ -67,6 +77,8 @@ _CLASSES = {  # a later class overrides an earlier one
   Kind.UNSPACED: _UNSPACED,
   Kind.EXTENDING: _EXTENDING,
   Kind.CLOSING: _CLOSING,
+  Kind.OPENING: _OPENING,
+  Kind.STRAIGHT: _STRAIGHT,
   Kind.TERMINATOR: _TERMINATOR,
   Kind.STRONG_TERMINATOR: _STRONG_TERMINATOR,
 }
@@ -81,19 +93,27 @@ _LETTERS = {
   "L": Kind.LETTER,
   "E": Kind.EXTENDING,
   "C": Kind.CLOSING,
+  "O": Kind.OPENING,
+  "Q": Kind.STRAIGHT,
   "S": Kind.SPACE,
   "W": Kind.TERMINATOR,
   "T": Kind.STRONG_TERMINATOR,
 }
+# Matching starts at the first of a run of terminators only, so that long runs take linear time. A
+# run with a strong terminator ends a sentence; one without needs space, the end or an unspaced
+# letter after it.
+_CLOSED = r"(?:{CQOE}*(?={S}|\Z)|{CQE}*)(?:{S}+{C}+(?={S}|\Z))?{S}*"
+_SPACED = r"{CQOE}*(?:{S}+{C}+(?={S}|\Z))?(?:{S}+|\Z)"
+_END = (
+  r"{WT}(?<!{WT}{WT})"
+  rf"(?:(?:(?<={{T}})|{{W}}*{{T}}){{WT}}*{_CLOSED}|{{W}}*(?:{_SPACED}|{{CQE}}*(?={{O}}*{{U}})))"
+)
 _PATTERNS = {
   "unspaced": "{U}",
   "word": "{U}[^LUS]*|[^US]+",
   "term": "{U}{E}*|{L}{LE}*",
-  # Matching starts at the first of a run of terminators only, so that long runs take linear time.
-  # A run with a strong terminator ends a sentence; one without needs space, the end or an unspaced
-  # letter after it.
-  "end": r"{WT}(?<!{WT}{WT})(?:(?:(?<={T})|{W}*{T}){WT}*{CE}*{S}*|{W}*{CE}*(?:{S}+|\Z|(?={U})))",
-  "at_end": r"{WT}{CES}*\Z",
+  "end": _END,
+  "at_end": r"{WT}{CQOES}*\Z",
 }
 
 

@@ -29,6 +29,12 @@ SENTENCES = {
   "see http://x.y/?a=b!c now": ["see http://x.y/?a=b!c now"],
   "one\ntwo. ": ["one\n", "two. "],
 }
+CLOSERS = ["”", "’", "」", "』」", "）", "】", "〟", '"', "'", "＂", ".)”", "》"]
+OPENERS = ["“", "‘", "「", "（", "《", "«", "“‘"]
+STRONG = ["。", "？", "！", "؟", "।", "。。", "？！"]
+# Marks that close in some languages and open in others, beside those that close in all.
+CLOSERS_BEFORE_SPACE = [*CLOSERS, "“", "‘", "»", "«", "›", "‹", "״"]
+WEAK = [".", "!", "?", "…", "..."]
 
 
 @pytest.mark.parametrize("text", WORDS)
@@ -39,6 +45,36 @@ def test_texts_are_split_into_words(text):
 @pytest.mark.parametrize("text", SENTENCES)
 def test_texts_are_split_into_sentences(text):
   assert list(segmentation.sentences(text)) == SENTENCES[text]
+
+
+@pytest.mark.parametrize("end", STRONG)
+def test_closing_marks_stay_with_the_sentence_before(end):
+  for closer in CLOSERS:
+    text = f"走{end}{closer}他去。"
+    assert list(segmentation.sentences(text)) == [f"走{end}{closer}", "他去。"], text
+
+
+@pytest.mark.parametrize("end", STRONG + WEAK)
+def test_opening_marks_begin_the_next_sentence(end):
+  for opener in OPENERS:
+    text = f"走{end}{opener}他去。"
+    assert list(segmentation.sentences(text)) == [f"走{end}", f"{opener}他去。"], text
+
+
+@pytest.mark.parametrize("end", STRONG + WEAK)
+def test_marks_before_a_space_close(end):
+  for closer in CLOSERS_BEFORE_SPACE:
+    for word in ("Ja", "हाँ", "نعم", "是"):
+      text = f"{word}{end}{closer} {word}."
+      assert list(segmentation.sentences(text)) == [f"{word}{end}{closer} ", f"{word}."], text
+    assert segmentation.ends_sentence(f"Ja{end}{closer}")
+
+
+def test_final_marks_between_spaces_close():
+  for space in (" ", "\u00a0"):
+    text = f"«{space}Va{space}!{space}» Il part."
+    first = f"«{space}Va{space}!{space}» "
+    assert list(segmentation.sentences(text)) == [first, "Il part."]
 
 
 def test_terms_have_no_punctuation():
@@ -65,6 +101,8 @@ def test_kinds_of_characters():
   kinds |= {
     "\u200d": "EXTENDING",
     "」": "CLOSING",
+    "“": "OPENING",
+    '"': "STRAIGHT",
     ".": "TERMINATOR",
     "。": "STRONG_TERMINATOR",
     "\u3000": "SPACE",

@@ -11,6 +11,8 @@ letters is one word.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from t5x_like import segmentation
@@ -19,9 +21,11 @@ from t5x_like.segmentation import Kind
 from t5x_like.vocabularies import Vocabulary
 
 # Beginnings of ids, besides the kinds of characters:
-SPECIAL = 8  # a special id
-INSIDE = 9  # the rest of a letter that began in an id before
-OPEN = 10  # a letter that continues in the next id
+SPECIAL = 16  # a special id
+INSIDE = 17  # the rest of a letter that began in an id before
+OPEN = 18  # a letter that continues in the next id
+# Kinds of the characters after the first ones of an id, besides the kinds of characters:
+NEXT = 19  # in the next id
 # Ends of ids, which decide whether the next id begins a word:
 SPACED = 0  # a letter of a script that separates words by spaces, or anything else
 UNSPACED = 1  # a letter of a script that does not
@@ -30,7 +34,7 @@ AFTER_WORD = 2  # a space after a word
 NO_END = 0
 END = 1
 STRONG_END = 2
-KEEP = 3  # the kind of the id before: marks, closing quotes and brackets, and a part of a letter
+KEEP = 3  # the kind of the id before: marks, quotes, brackets, and a part of a letter
 COMPLETING = 4  # the last part of a letter
 
 _MAX_BYTES = 4  # the longest letter in UTF-8
@@ -48,6 +52,8 @@ class Boundaries:
   def __init__(self, vocabulary: Vocabulary, ends: np.ndarray | None = None):
     size = vocabulary.size
     self._first = np.full(size, SPECIAL, np.int32)
+    self._second = np.full(size, NEXT, np.int32)  # after the first character and its equals
+    self._third = np.full(size, NEXT, np.int32)  # after the second one and its equals
     self._last = np.full(size, SPACED, np.int32)
     self._ends = np.full(size, NO_END, np.int32)
     self._count = np.zeros(size, np.int64)  # bytes, at most `_MAX_BYTES`
@@ -83,6 +89,8 @@ class Boundaries:
       self._last[i] = COMPLETING if completes else KEEP
       self._ends[i] = COMPLETING if completes else KEEP
       return
+    if not begins_inside:
+      self._second[i], self._third[i] = _kinds_after_first(text)
     self._last[i] = _end_for_word(text)
     self._ends[i] = _end_for_sentence(text)
 
@@ -96,14 +104,50 @@ class Boundaries:
     The first token of a row never does, as nothing is known before it.
     """
     first_BL = self._beginnings(tokens_BL)
-    ends_BL = tf.gather(tf.constant(self._ends), tokens_BL)
-    ends_BL = _resolve_kept(self._resolve_completing(ends_BL, tokens_BL, _END_OF_KIND))
-    before_BL = _shift(ends_BL, 1, NO_END)
-    continuing = [INSIDE, Kind.EXTENDING, Kind.CLOSING, Kind.TERMINATOR, Kind.STRONG_TERMINATOR]
-    continues_BL = _is_one_of(first_BL, continuing)
+    second_BL, third_BL = self._kinds_after_first(tokens_BL, first_BL)
+    after_opening_BL = tf.where(second_BL == Kind.OPENING, third_BL, second_BL)
+    is_gap_BL = _is_one_of(after_opening_BL, _GAPS)
+    closes_BL = (first_BL == Kind.OPENING) & is_gap_BL
+    closes_BL |= _is_one_of(first_BL, [Kind.CLOSING, Kind.STRAIGHT])
+    spaced_closing_BL = (first_BL == Kind.SPACE) & (second_BL == Kind.CLOSING)
+    spaced_closing_BL &= _is_one_of(third_BL, _GAPS)
+    ends_BL = self._resolve_completing(
+      tf.gather(tf.constant(self._ends), tokens_BL), tokens_BL, _END_OF_KIND
+    )
+    ends_BL = tf.where(spaced_closing_BL, KEEP, ends_BL)
+    before_BL = _shift(_resolve_kept(ends_BL), 1, NO_END)
+
+    # Quotes and brackets that begin a sentence, so that the letter after them does not.
+    opens_BL = (before_BL == STRONG_END) & (first_BL == Kind.OPENING) & ~is_gap_BL
+    is_unspaced_BL = after_opening_BL == Kind.UNSPACED
+    opens_BL |= (before_BL == END) & (first_BL == Kind.OPENING) & is_unspaced_BL
+    is_after_special_BL = _shift(first_BL, 1, Kind.OTHER) == SPECIAL
+    opens_BL |= (before_BL == STRONG_END) & closes_BL & is_after_special_BL
+    ends_BL = tf.where(opens_BL, NO_END, ends_BL)
+    before_BL = _shift(_resolve_kept(ends_BL), 1, NO_END)
+
+    continuing = [INSIDE, Kind.EXTENDING, Kind.TERMINATOR, Kind.STRONG_TERMINATOR]
+    continues_BL = closes_BL | spaced_closing_BL | _is_one_of(first_BL, continuing)
     begins_BL = (before_BL == STRONG_END) & ~continues_BL
-    begins_BL |= (before_BL == END) & self._word_starts(tokens_BL, first_BL)
+    begins_BL |= (before_BL == END) & ~spaced_closing_BL & self._word_starts(tokens_BL, first_BL)
+    begins_BL |= opens_BL & (before_BL != NO_END)
     return begins_BL & (first_BL != SPECIAL)
+
+  def _kinds_after_first(
+    self, tokens_BL: tf.Tensor, first_BL: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the second and third kinds of the characters that begin with each id.
+
+    Equal kinds within an id count once. `first_BL` are the first kinds.
+    """
+    following_BL = _next_outside(first_BL, first_BL)
+    second_BL = tf.gather(tf.constant(self._second), tokens_BL)
+    third_BL = tf.gather(tf.constant(self._third), tokens_BL)
+    third_BL = tf.where(third_BL == NEXT, following_BL, third_BL)
+    is_next_BL = second_BL == NEXT
+    second_BL = tf.where(is_next_BL, following_BL, second_BL)
+    third_BL = tf.where(is_next_BL, _next_outside(second_BL, first_BL), third_BL)
+    return second_BL, third_BL
 
   def _word_starts(self, tokens_BL: tf.Tensor, first_BL: tf.Tensor) -> tf.Tensor:
     """Mark the tokens that begin a word, from the kinds of their first characters."""
@@ -168,6 +212,12 @@ class Boundaries:
     return joined_BL & 0xFFFFFFFF
 
 
+def _kinds_after_first(text: str) -> list[int]:
+  """Return the second and third kinds of a text in which equal kinds count once, else NEXT."""
+  kinds = [int(kind) for kind, _ in itertools.groupby(text, segmentation.kind)]
+  return [*kinds[1:3], NEXT, NEXT][:2]
+
+
 def _end_for_word(text: str) -> int:
   """Return the end of a text that decides whether a word begins after it."""
   if text[-1].isspace():
@@ -193,6 +243,7 @@ def _value_of_each_kind(default: int, values: dict[Kind, int]) -> list[int]:
   return [values.get(kind, default) for kind in Kind]
 
 
+_GAPS = [Kind.SPACE, SPECIAL]  # kinds after a quote that closes
 _LAST_OF_KIND = _value_of_each_kind(SPACED, {Kind.UNSPACED: UNSPACED, Kind.EXTENDING: KEEP})
 _END_OF_KIND = _value_of_each_kind(
   NO_END,
@@ -200,6 +251,8 @@ _END_OF_KIND = _value_of_each_kind(
     Kind.TERMINATOR: END,
     Kind.STRONG_TERMINATOR: STRONG_END,
     Kind.CLOSING: KEEP,
+    Kind.OPENING: KEEP,
+    Kind.STRAIGHT: KEEP,
     Kind.EXTENDING: KEEP,
   },
 )
@@ -210,6 +263,14 @@ def _resolve_kept(values_BL: tf.Tensor) -> tf.Tensor:
   for step in range(_LOG2_REACH):
     values_BL = tf.where(values_BL == KEEP, _shift(values_BL, 2**step, 0), values_BL)
   return values_BL
+
+
+def _next_outside(values_BL: tf.Tensor, first_BL: tf.Tensor) -> tf.Tensor:
+  """Return the values of the next ids that do not begin inside a letter; SPACE at a row's end."""
+  next_BL = _shift(tf.where(first_BL == INSIDE, INSIDE, values_BL), -1, int(Kind.SPACE))
+  for step in range(_LOG2_REACH):
+    next_BL = tf.where(next_BL == INSIDE, _shift(next_BL, -(2**step), int(Kind.SPACE)), next_BL)
+  return next_BL
 
 
 def _shift(values_BL: tf.Tensor, positions: int, fill: int) -> tf.Tensor:

@@ -30,6 +30,11 @@ SAMPLES = {
   "japanese": "これは日本語の文章です。カタカナとひらがな！",
   "thai": "ภาษาไทยเป็นภาษาที่ไม่มีช่องว่างระหว่างคำ น้ำใจ ",
 }
+QUOTED = {
+  "french": "« Va vite ! » Il part… «Oui.» Et toi ? ",
+  "german": "„Geh jetzt.“ Er ging. »Komm!« rief er. ‚Ja.‘ Gut. ",
+  "quoted_chinese": "他说。“走吧！”她笑。（好？）对!(行)好。‘我’们！“‘来。’”她。『是。』」 她",
+}
 UNSPACED = ("chinese", "japanese", "thai")
 KINDS = (
   "unigram",
@@ -65,9 +70,9 @@ def train_vocabulary_of_kind(kind):
   return SentencePieceVocabulary(model)
 
 
-def encode_samples(pieces):
+def encode_samples(pieces, samples=SAMPLES):
   """Return the ids of all samples, each repeated, as padded rows, and the bytes of every id."""
-  ids = [pieces.encode(sample * 2) for sample in SAMPLES.values()]
+  ids = [pieces.encode(sample * 2) for sample in samples.values()]
   length = max(map(len, ids))
   return tf.constant([[*row, *[pieces.pad_id] * (length - len(row))] for row in ids]), [
     pieces.bytes_of(i) for i in ids
@@ -103,7 +108,7 @@ def test_words_begin_at_the_same_bytes_as_in_the_text(kind):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "wordpiece"])
 def test_sentences_begin_at_the_same_bytes_as_in_the_text(kind):
   pieces = train_vocabulary_of_kind(kind)
-  tokens_BL, texts = encode_samples(pieces)
+  tokens_BL, texts = encode_samples(pieces, SAMPLES | QUOTED)
   begins_BL = Sentences(pieces).starts(tokens_BL).numpy()
   for data, begins in zip(texts, begins_BL):
     cuts = [0, *(np.flatnonzero(begins[: len(data) - 1]) + 1), len(data)]
