@@ -63,6 +63,12 @@ def test_filters_of_a_page(text, expected_text, counts):
   assert reason not in removed
 
 
+@pytest.mark.parametrize("end", ["。」", "！”", "？）", ".»", '?"', "؟»", "।”"])
+def test_line_may_end_with_quotes_and_brackets(end):
+  page = f"他去了北京{end}\n我看见了他{end}\n他们走了吗{end}"
+  assert c4.Step().clean(page)[0] == page
+
+
 @pytest.mark.parametrize(
   "name",
   ["nowhere:f", "t5x_like.errors:nothing", "plain", "t5x_like.errors:EXIT_PREEMPTED"],

@@ -60,6 +60,7 @@ def test_rules_find_spans_in_the_sentences_of_untagged_texts(tmp_path):
     "So what?",
   ]
   assert sentences("J. R. Hartley left. Why?") == ["J. R. Hartley left.", "Why?"]
+  assert sentences("他说。“走吧！”她笑。") == ["他说。", "“走吧！”", "她笑。"]
   examples = read_records(f"salient:jsonl:{write_rows(tmp_path / 'texts.jsonl', {'text': text})}")
   assert [example["targets"] for example in examples] == ["Mr. Darcy", "Ann Lee", "4.5", "1889"]
   assert examples[-1]["inputs"] == 'nem: It was _X_ "then."'

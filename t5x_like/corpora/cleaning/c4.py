@@ -17,7 +17,7 @@ from t5x_like import segmentation, trust
 from t5x_like.corpora.cleaning import CleanResult, Filter
 from t5x_like.errors import UserError
 
-QUOTES = ('"', "\u201d")  # closing quotes, which end a line as terminators do
+QUOTES = ('"', "\u201d")  # quotes that end a line without a terminator before them
 
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")  # as in Wikipedia
 _POLICY = (
@@ -50,7 +50,7 @@ class Step(Filter):
   """
 
   stage = 0
-  edition = 1  # edition 0 found words and sentence ends only in scripts like Latin
+  edition = 2  # edition 1 removed lines that end with a closing bracket or other quotes, as 」
   min_words: int = 5
   min_sentences: int = 3
   bad_words: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class Step(Filter):
     words = segmentation.words(line)
     if len(line) > _LONGEST_WORD and max(len(word) for word in words) > _LONGEST_WORD:
       return f"word of over {_LONGEST_WORD} characters"
-    is_ended = line.endswith(QUOTES) or segmentation.ends_with_terminator(line)
+    is_ended = line.endswith(QUOTES) or segmentation.ends_sentence(line)
     if not is_ended or line.endswith(("...", "\u2026")):
       return "no terminal punctuation"
     if len(words) < self.min_words:

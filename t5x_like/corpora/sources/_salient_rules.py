@@ -1,4 +1,4 @@
-"""Dates, numbers and names in text, and its sentences, by expressions without dependencies.
+"""Dates, numbers and names in text, and its sentences, by rules without dependencies.
 
 The expression matches months, years, numbers, and runs of capitalised words that do not begin a
 sentence or that follow a title ("Mr. Darcy"). It therefore needs no tagger, but fails for languages
@@ -8,6 +8,8 @@ numbers ("330 . 5" is two).
 
 import re
 import sys
+
+from t5x_like import segmentation
 
 _MONTH = (
   "(?:January|February|March|April|May|June|July|August|September|October|November|December|"
@@ -25,10 +27,11 @@ _NAMES = rf"{_CAPITAL}(?:\s(?:of\s|the\s|de\s|von\s)?{_CAPITAL})*"
 _TITLED = rf"(?:Mr|Mrs|Ms|Dr|Prof|Rev|St|Capt|Col|Gen|Lt|Sgt)\s?\.\s{_NAMES}"
 _INSIDE = rf"(?<![.!?]\s)(?<![.!?][\"')\u201d]\s)(?<=[\w,;:]\s){_NAMES}"
 _SALIENT = re.compile(rf"(?<!\w)(?:{_DATE}|{_NUMBER}|{_TITLED}|{_INSIDE})(?!\w)")
-_END = re.compile(r"[.!?][.!?\"')\]\u2019\u201d]*+")  # a whole run, so that each is tried once
 _ABBREVIATED = re.compile(
-  r"(?<!\w)(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|Rev|St|Capt|Col|Gen|Lt|Sgt|vs|etc|No)\.$"
+  r"(?<!\w)(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|Rev|St|Capt|Col|Gen|Lt|Sgt|vs|etc|No)"
+  r"\.[\"')\]\u2019\u201d]*\s*$"
 )
+_LONGEST_ABBREVIATION = 16  # characters, with the quotes, brackets and spaces around it
 
 
 def dates_numbers_and_names(text: str) -> list[tuple[int, int]]:
@@ -37,18 +40,16 @@ def dates_numbers_and_names(text: str) -> list[tuple[int, int]]:
 
 
 def sentences(text: str) -> list[str]:
-  """Cut a text at line ends, and after full stops, question and exclamation marks.
+  """Cut a text at line ends and where sentences of any script end (`segmentation`).
 
   Titles and initials do not end a sentence.
   """
   pieces = []
   for line in text.splitlines():
     begin = 0
-    for match in _END.finditer(line):
-      if not line[match.end() : match.end() + 1].isspace():
-        continue
-      if not _ABBREVIATED.search(line, begin, match.start() + 1):
-        pieces.append(line[begin : match.end()])
-        begin = match.end()
+    for end in segmentation.sentence_ends(line, 0, len(line)):
+      if not _ABBREVIATED.search(line, max(begin, end - _LONGEST_ABBREVIATION), end):
+        pieces.append(line[begin:end])
+        begin = end
     pieces.append(line[begin:])
   return [sentence.strip() for sentence in pieces if sentence.strip()]
