@@ -12,6 +12,8 @@ Any other ending is a failure: a traceback, a call of `sys.exit`, no line or sev
 stderr, a hang, a file written outside the directory of the case, or memory that grows beyond a
 limit. Wrap a function that raises errors instead of printing them:
 `lambda workdir: handle_errors(function)(…)`.
+
+`T5X_LIKE_FUZZ_SEED` in the environment replaces the seed of every fuzzer.
 """
 
 import collections
@@ -73,6 +75,11 @@ class Hang(BaseException):
 
   It does not derive from Exception, so no handler in the program under test catches it.
   """
+
+
+def fuzz_seed(default: int) -> int:
+  """Return the seed of a fuzzer: `T5X_LIKE_FUZZ_SEED`, or `default` without it."""
+  return int(os.environ.get("T5X_LIKE_FUZZ_SEED") or default)
 
 
 def generator(seed: int, case: int) -> random.Random:

@@ -11,11 +11,11 @@ from t5x_like import recipes, train
 from t5x_like.training import restoring
 from t5x_like.training.resolve import resolve
 from tests import topics
-from tests.fuzz.harness import Sandbox, generator
+from tests.fuzz.harness import Sandbox, fuzz_seed, generator
 
 pytestmark = pytest.mark.runs
 
-SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", 30))
+SEED = fuzz_seed(30)
 NUM_CASES = int(os.environ.get("T5X_LIKE_FUZZ_CASES", 520))
 NUM_SAMPLE_CASES = 25
 REPO = pathlib.Path(__file__).resolve().parents[2]

@@ -17,11 +17,11 @@ from t5x_like.data.images import store as image_store
 from t5x_like.errors import handle_errors
 from t5x_like.store.tokens import TokenStore
 from tests import stores
-from tests.fuzz.harness import Sandbox, generator
+from tests.fuzz.harness import Sandbox, fuzz_seed, generator
 from tests.fuzz.mutations import copy_folder, hash_files, list_files, mutate_folder
 from tools import inspect_data
 
-SEED = 7
+SEED = fuzz_seed(7)
 # Numbers of cases for each kind of store.
 NUM_SAMPLE_CASES = 6
 NUM_CASES = 90

@@ -11,12 +11,12 @@ import pytest
 
 from t5x_like import evaluate, train
 from tests import stores
-from tests.fuzz.harness import Sandbox, call_in_process, generator
+from tests.fuzz.harness import Sandbox, call_in_process, fuzz_seed, generator
 from tests.fuzz.mutations import copy_folder, hash_files, list_files, mutate_folder
 from tests.fuzz.test_stores import sign
 from tests.runs import losses
 
-SEED = 13
+SEED = fuzz_seed(13)
 NUM_CASES = 80
 PARTS = 2
 FLAGS = ("--config=tests/recipes/nano.py", "--config.total_steps=2", "--config.eval_every=2")
