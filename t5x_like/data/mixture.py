@@ -34,6 +34,8 @@ from t5x_like.data.task import Feature, Task
 from t5x_like.errors import UserError
 from t5x_like.quiet_tensorflow import tf
 
+MAX_PERIOD = 2**24  # slots; a schedule takes 24 bytes of memory for each while it is made
+
 
 def temperature_rates(
   num_examples: Sequence[int], temperature: float, maximum: int | None = None
@@ -86,10 +88,10 @@ def counts_per_period(rates: Mapping[str, float], period: int) -> list[int]:
 
   Raises:
     UserError: a rate that is negative or not a number, a task that would never be drawn, or a
-      period below 1.
+      period below 1 or above `MAX_PERIOD`.
   """
-  if period < 1:
-    raise UserError(f"period: found {period}, expected at least 1")
+  if not 1 <= period <= MAX_PERIOD:
+    raise UserError(f"period: found {period}, expected 1 to {MAX_PERIOD}, the slots of a schedule")
   for name, rate in rates.items():
     if not 0 < rate < float("inf"):
       raise UserError(

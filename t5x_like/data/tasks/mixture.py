@@ -47,8 +47,8 @@ class Arguments(TaskArguments):
       often it may see one.
     weights: for rates by examples, the factor by which a part's examples count, by label; 1 if
       missing.
-    period: slots in a period of the schedule; rates are exact in it, up to rounding to whole
-      examples.
+    period: slots in a period of the schedule, at most 16,777,216; rates are exact in it, up to
+      rounding to whole examples.
     shared: default arguments of all parts.
     label: the name in metrics; by default `mixture`.
   """
