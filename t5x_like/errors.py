@@ -44,6 +44,15 @@ _MEMORY_PHRASES = (
 )
 
 
+_READ_REMEDIES = {
+  FileNotFoundError: "check the path",
+  NotADirectoryError: "check the path",
+  IsADirectoryError: "name a file in it",
+  PermissionError: "let this user read it",
+  UnicodeDecodeError: "save it as UTF-8",
+}
+
+
 class UserError(Exception):
   """A mistake or condition that the user can fix; its message is one complete line."""
 
@@ -130,6 +139,17 @@ def translate_error(
     kind, UserError
   )
   return error_type(store_errors.error_message(kind, address, operation, error))
+
+
+def unreadable_file_error(where: str, error: Exception) -> UserError:
+  """Return the error of a file that cannot be read, with the remedy for its cause.
+
+  Args:
+    where: the file, with the flag or key that names it and the line if they are known.
+    error: the error of the operating system or the decoder.
+  """
+  remedy = _READ_REMEDIES.get(type(error), "copy it again")
+  return UserError(f"{where}: cannot be read ({one_line(error)}); {remedy}")
 
 
 def retry(

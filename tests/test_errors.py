@@ -156,3 +156,19 @@ def test_successful_retries_are_reported_once_in_a_while(caplog, monkeypatch):
     errors.retry(Failing(2, BUSY), "a/path", first_wait=0.001)
   (record,) = caplog.records
   assert record.message == "a/path: [Errno 5] Input/output error; worked at attempt 3, after 0 s"
+
+
+@pytest.mark.parametrize(
+  "error, remedy",
+  [
+    (FileNotFoundError(errno.ENOENT, "No such file or directory"), "check the path"),
+    (IsADirectoryError(errno.EISDIR, "Is a directory"), "name a file in it"),
+    (PermissionError(errno.EACCES, "Permission denied"), "let this user read it"),
+    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "save it as UTF-8"),
+    (OSError(errno.ELOOP, "Too many levels of symbolic links"), "copy it again"),
+  ],
+)
+def test_unreadable_file_has_the_remedy_of_its_cause(error, remedy):
+  message = str(errors.unreadable_file_error("--file=a", error))
+  assert message.startswith("--file=a: cannot be read (")
+  assert message.endswith(f"); {remedy}")

@@ -28,7 +28,14 @@ from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.held_out import SplitPart
 from t5x_like.corpora.job import Job, describe_skipped
 from t5x_like.corpora.tokens import PART_BYTES, TokenStoreKind, summarize_facts
-from t5x_like.errors import DamageError, TransientError, UserError, handle_errors, one_line
+from t5x_like.errors import (
+  DamageError,
+  TransientError,
+  UserError,
+  handle_errors,
+  one_line,
+  unreadable_file_error,
+)
 from t5x_like.files import file_names
 from t5x_like.files.paths import as_path, check_directory, is_remote
 from t5x_like.store.tokens import TokenStore
@@ -246,7 +253,7 @@ def _read_bad_words(file: str | None) -> tuple[str, ...]:
   try:
     lines = as_path(file).read_text(encoding="utf-8").splitlines()
   except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f"--bad_words={file}: cannot be read ({error})") from error
+    raise unreadable_file_error(f"--bad_words={file}", error) from error
   return tuple(sorted({line.strip().lower() for line in lines if line.strip()}))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from t5x_like.corpora import sources
 from t5x_like.corpora.sources import _compression
 from t5x_like.corpora.sources._files import SPLIT_WORDS
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import UserError, unreadable_file_error
 from t5x_like.files import globs
 from t5x_like.files.paths import as_path
 
@@ -118,7 +118,7 @@ def _first_character(path: str) -> str:
     with _compression.open_plain(path) as file:
       return file.read(4096).decode("utf-8", "replace").removeprefix("\ufeff").lstrip()[:1]
   except _compression.DAMAGED as error:
-    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+    raise unreadable_file_error(path, error) from error
 
 
 def _source_for_directory(folder: str) -> str:

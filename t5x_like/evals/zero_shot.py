@@ -6,7 +6,7 @@ import functools
 import numpy as np
 
 from t5x_like import trust
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import UserError, unreadable_file_error
 from t5x_like.evals import BaseEvaluator, _top_classes
 from t5x_like.evals._embeddings import embed_texts
 from t5x_like.files.paths import as_path
@@ -111,9 +111,7 @@ def _read_names(path: str, classes: int) -> tuple[str, ...]:
     with as_path(path).open("r", encoding="utf-8") as file:
       names = tuple(line.strip() for line in file if line.strip())
   except (OSError, UnicodeDecodeError) as error:
-    raise UserError(
-      f"evaluator zero_shot: names: {path} cannot be read ({one_line(error)})"
-    ) from error
+    raise unreadable_file_error(f"evaluator zero_shot: names: {path}", error) from error
   if len(names) != classes:
     raise UserError(
       f"evaluator zero_shot: names: {path} has {len(names)} names, expected {classes}, one for "

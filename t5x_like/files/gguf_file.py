@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import UserError, one_line, unreadable_file_error
 from t5x_like.files.file_names import quote_name
 from t5x_like.files.local import check_regular
 from t5x_like.files.paths import is_remote
@@ -116,7 +116,7 @@ class GgufFile:
     try:
       blocks = np.fromfile(self.path, np.uint8, info.num_bytes, offset=info.start)
     except OSError as error:
-      raise UserError(f"{self.path}: cannot be read ({one_line(error)})") from error
+      raise unreadable_file_error(self.path, error) from error
     if blocks.size != info.num_bytes:
       raise UserError(
         f"{self.path}: tensor {quote_name(name)} has {blocks.size} bytes, expected "

@@ -9,7 +9,7 @@ import re
 import stat
 from collections.abc import Iterator
 
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import UserError, one_line, unreadable_file_error
 from t5x_like.files.paths import as_path, is_remote
 from t5x_like.files.remote import RemotePath
 
@@ -61,7 +61,7 @@ def file_kind(path: str) -> str:
   except FileNotFoundError:
     return "a link to nothing"
   except OSError as error:
-    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+    raise unreadable_file_error(path, error) from error
   kinds = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
@@ -166,5 +166,5 @@ def _exists(path: str) -> bool:
   except (FileNotFoundError, NotADirectoryError):
     return False
   except OSError as error:
-    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+    raise unreadable_file_error(path, error) from error
   return True

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import UserError, one_line, unreadable_file_error
 from t5x_like.files.paths import AnyPath
 
 _READ_BYTES = 2**24  # per request when a whole file is read
@@ -61,7 +61,7 @@ class ShardFiles(abc.ABC):
     try:
       return (self._root / file).read()
     except OSError as error:
-      raise UserError(f"{self.name(file)}: cannot be read ({one_line(error)})") from error
+      raise unreadable_file_error(self.name(file), error) from error
 
   def listing(self, directories: Sequence[str]) -> dict[str, int | None] | None:
     """List the files in directories with their sizes (None if unknown); None if not possible."""

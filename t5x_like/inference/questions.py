@@ -119,7 +119,7 @@ def find_files(patterns: Sequence[str]) -> dict[str, str]:
   for pattern in patterns:
     paths = globs.find_matches(pattern)
     if not paths:
-      raise UserError(f"{pattern}: no such file of questions")
+      raise UserError(f"{pattern}: no such file of questions; check the path")
     for path in paths:
       name = pathlib.Path(path).name.split(".")[0]
       if name in paths_by_name:

@@ -19,7 +19,7 @@ import msgpack
 import numpy as np
 from flax import serialization
 
-from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.errors import UserError, did_you_mean, one_line, unreadable_file_error
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.clients import TENSORSTORE
 from t5x_like.files.file_names import quote_name
@@ -231,7 +231,7 @@ def _read_index(directory: AnyPath) -> dict[str, Any]:
   try:
     content = file.read_bytes()
   except OSError as error:
-    raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
+    raise unreadable_file_error(str(file), error) from error
   if content.startswith(b"model_checkpoint_path"):
     raise UserError(
       f"{file}: found a checkpoint of TensorFlow, expected one of T5X; convert it with T5X first"

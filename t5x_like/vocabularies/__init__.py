@@ -30,7 +30,7 @@ import pathlib
 from types import ModuleType
 
 from t5x_like import slots, trust
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import UserError, one_line, unreadable_file_error
 from t5x_like.files import checked_json
 from t5x_like.files.gguf_file import is_gguf
 from t5x_like.files.local import LocalPath, check_link
@@ -176,4 +176,4 @@ def read_file(path: AnyPath) -> bytes:
     data = path.read()
     return path.read_bytes() if data is None else data
   except OSError as error:
-    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+    raise unreadable_file_error(str(path), error) from error

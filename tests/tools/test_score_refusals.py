@@ -84,7 +84,7 @@ def test_missing_flags_are_refused(capsys):
     ),
     (("p.jsonl", ['{"idx": 0, "idx": 1, "label": 1}']), "the key 'idx' appears twice"),
     (("p", '{\n "0": 1,\n "1": }\n'), "broken JSON: Expecting value: line 3 column 7"),
-    (("p.tsv", None), "No such file or directory"),
+    (("p.tsv", None), "p.tsv'); check the path"),
     (("p.gz", gzip.compress(b"1\n" * 100_000)[:-20]), "p.gz: found truncated or damaged gzip data"),
     (("p.gz", b"\x1f\x8b\x08 and no more"), "p.gz: found truncated or damaged gzip data"),
     (("p.txt", b"1\n\xff\n0"), "p.txt:2: found byte 0xff that is not UTF-8"),

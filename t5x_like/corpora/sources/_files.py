@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, Source, _compression, check_split, field_text
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import UserError, one_line, unreadable_file_error
 from t5x_like.files import globs, local
 from t5x_like.files.paths import as_path, is_remote
 
@@ -168,7 +168,7 @@ def read_bytes(path: str) -> bytes:
     with as_path(path).open("rb") as file:
       return file.read()
   except OSError as error:
-    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+    raise unreadable_file_error(path, error) from error
 
 
 def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
@@ -246,7 +246,7 @@ def _unreadable(where: str, path: str, error: Exception) -> UserError:
   except OSError:
     kind = None
   if kind is None or isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
-    return UserError(f"{where}: cannot be read ({one_line(error)})")
+    return unreadable_file_error(where, error)
   return UserError(
     f"{where}: found truncated or damaged {kind} data ({one_line(error)}), expected a complete "
     "file; fetch it again"
@@ -293,7 +293,7 @@ def _files(format: str, patterns: list[str]) -> dict[str, int]:
     try:
       files[path] = as_path(path).size() if size is None else size
     except OSError as error:
-      raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+      raise unreadable_file_error(path, error) from error
     if not files[path]:
       raise UserError(
         f"{path}: found an empty file, expected documents; fetch it again or leave it out"
