@@ -31,6 +31,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ _PATH_ARGUMENTS = {
   "os.truncate": ((0, 0),),
 }
 _ALWAYS_ALLOWED = ("/dev/null", "/dev/tty", "/proc/")
+_WAIT_FACTOR = 6  # a case may wait for a busy machine this many times its limit
 _ACCEPTED_ENDS = ("success", "refusal")
 
 
@@ -92,7 +94,7 @@ class Sandbox:
 
   Args:
     folder: an empty directory, such as `tmp_path`.
-    seconds: the time limit of a case.
+    seconds: the time limit of a case, in processor time of its thread.
     memory: the number of bytes by which a case may raise the peak memory of the process.
     allowed_folder: a second directory where cases may write, such as a cache of compiled programs.
 
@@ -252,18 +254,23 @@ def _describe_exception() -> str:
 
 @contextlib.contextmanager
 def _limit_time(seconds: float) -> Iterator[None]:
-  """Raise Hang in the body after some seconds.
+  """Raise Hang in the body after some seconds of this thread's processor, or if it waits too long.
 
-  If compiled code never returns to Python, print the stacks and end the process after three times
-  as long.
+  A case that is slow because the machine is busy is no hang. If compiled code never returns to
+  Python, print the stacks and end the process.
   """
+  start = time.monotonic()
+  start_of_thread = time.thread_time()
 
   def raise_hang(*_):
-    raise Hang
+    waits_too_long = time.monotonic() - start >= _WAIT_FACTOR * seconds
+    if waits_too_long or time.thread_time() - start_of_thread >= seconds:
+      raise Hang
 
+  interval = min(seconds, 1.0)
   earlier_handler = signal.signal(signal.SIGALRM, raise_hang)
-  signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-  faulthandler.dump_traceback_later(seconds * 3, exit=True, file=sys.__stderr__)
+  signal.setitimer(signal.ITIMER_REAL, interval, interval)
+  faulthandler.dump_traceback_later(2 * _WAIT_FACTOR * seconds, exit=True, file=sys.__stderr__)
   try:
     yield
   finally:

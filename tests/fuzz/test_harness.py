@@ -47,6 +47,11 @@ def return_wrong_code(workdir):
   return 4
 
 
+def compute_forever(workdir):
+  while True:
+    pass
+
+
 @pytest.mark.parametrize(
   "end, call",
   [
@@ -61,6 +66,7 @@ def return_wrong_code(workdir):
     ("lines", return_wrong_code),
     ("outside", write_outside),
     ("hang", lambda workdir: time.sleep(5)),
+    ("hang", compute_forever),
     ("memory", lambda workdir: int(np.ones(2**28, np.uint8)[0]) * 0),
   ],
 )
