@@ -6,7 +6,9 @@ import shutil
 import pytest
 
 from t5x_like import evals, evaluate, slots, train
+from t5x_like.errors import UserError
 from t5x_like.evals import span_infilling
+from t5x_like.parallel import distributed
 from t5x_like.report.charts import bars, charts, curves, spread
 
 LOSS = "--config.evals.loss={}"
@@ -64,6 +66,18 @@ def test_invalid_values_are_refused(override, parts, capsys, tmp_path):
   line = refusal_of_train(capsys, tmp_path, LOSS, f"--config.{override}")
   for part in parts:
     assert part in line
+
+
+def test_processes_of_a_job_compare_their_workdirs(monkeypatch, capsys, tmp_path):
+  facts = {}
+
+  def record_and_stop(values):
+    facts.update(values)
+    raise UserError("stopped here")
+
+  monkeypatch.setattr(distributed, "check_agreement", record_and_stop)
+  assert "stopped here" in refusal_of_train(capsys, tmp_path)
+  assert facts["workdir"] == str(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
