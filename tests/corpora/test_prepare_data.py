@@ -1,11 +1,14 @@
 """The command tools.prepare_data writes stores that do not depend on workers or interruptions."""
 
+import csv
 import re
 import subprocess
 import sys
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import json_lines
 import published
@@ -264,6 +267,29 @@ def test_progress_is_printed_as_lines_without_a_terminal(texts, tmp_path, monkey
   writing = r"train: 100% of 1\.\d+MB, 1\.\d+M tokens, \S+/s, about 00:00 left"
   assert any(re.fullmatch(signing, line) for line in lines)
   assert re.fullmatch(writing, lines[-1])
+
+
+BLANK_TEXTS = ["", "   ", "\t\t", "\u3000", "\xa0 \u2003", "\x85\u2028"]
+
+
+@pytest.mark.parametrize("form", ["lines", "jsonl", "csv", "parquet"])
+def test_texts_of_white_space_alone_are_skipped_and_counted(form, tmp_path):
+  texts = [*BLANK_TEXTS, "one text", *BLANK_TEXTS]
+  path = tmp_path / f"a.{form}"
+  if form == "lines":
+    path.write_text("\n".join(texts))
+  elif form == "jsonl":
+    json_lines.write(path, [{"text": text} for text in texts])
+  elif form == "csv":
+    with path.open("w", newline="") as file:
+      csv.writer(file).writerows([["text", "n"], *([text, 1] for text in texts)])
+  else:
+    parquet.write_table(pyarrow.table({"text": texts}), path)
+  flags = ("--split=train", "--validation_fraction=0")
+  assert prepare(f"{form}:{path}", tmp_path / "out", *flags) == 0
+  store = TokenStore.open(tmp_path / "out" / "train")
+  assert decode_documents(store) == ["one text"]
+  assert store.manifest.skipped == {"empty": 2 * len(BLANK_TEXTS)}
 
 
 def test_manifest_contains_skipped_counts_and_document_lengths(tmp_path):
