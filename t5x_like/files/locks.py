@@ -103,6 +103,12 @@ class Lock(contextlib.AbstractContextManager):
       new_file = _open_locked(self._path, os.O_CREAT | os.O_EXCL, self._operation)
     except (FileExistsError, BlockingIOError):
       raise TransientError(message) from None
+    except FileNotFoundError as error:
+      raise UserError(
+        f"{os.path.dirname(self._path)}: found no such directory any more, expected the one that "
+        "this process has locked; put it back to continue, or run the same command again to start "
+        "anew"
+      ) from error
     except OSError as error:
       raise UserError(
         f"{self._path}: cannot be written: {error.strerror}; run the same command again"

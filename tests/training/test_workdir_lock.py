@@ -1,6 +1,7 @@
 """The lock of a workdir survives the deletion of its file, unless another run locks it again."""
 
 import contextlib
+import shutil
 
 import pytest
 
@@ -23,6 +24,16 @@ def test_deleted_lock_is_written_again(tmp_path):
     with pytest.raises(UserError, match="another process is training in it"):
       workdir.lock_workdir(tmp_path)
     first.check()
+
+
+def test_removed_workdir_is_named(tmp_path):
+  directory = tmp_path / "run"
+  directory.mkdir()
+  with contextlib.closing(workdir.lock_workdir(directory)) as lock:
+    shutil.rmtree(directory)
+    with pytest.raises(UserError, match=f"^{directory}: found no such directory any more"):
+      lock.check()
+  assert not directory.exists()
 
 
 @pytest.mark.parametrize("is_second_alive", [True, False])
