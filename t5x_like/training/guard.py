@@ -22,6 +22,10 @@ LossRecord = dict[str, jax.Array]
 _HORIZON = 100
 
 
+class RolledBack(Exception):
+  """A signal to the training loop: the guard took the run back to an earlier step."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Guard:
   """A policy for updates with a loss that is not finite or a spike.

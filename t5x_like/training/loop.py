@@ -1,13 +1,11 @@
 """The training loop."""
 
-import contextlib
-from collections.abc import Iterator
-
 import jax
 
 from t5x_like.checkpoints.manager import SaveSchedule
 from t5x_like.errors import Preempted
 from t5x_like.runtime import process
+from t5x_like.training.guard import RolledBack
 from t5x_like.training.preemption import StopRequest
 from t5x_like.training.run import TrainingRun
 
@@ -25,32 +23,42 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
     Preempted: a signal asked to stop; the state was saved.
     NumericError: the guard, or the state to save, found a value that is not finite, or a spike.
   """
-  every = run.config.eval_every
   total = run.config.total_steps
-  due = SaveSchedule(run.config.checkpoint, run.step).due
-  with StopRequest() as stop, _profiler(run, profile) as trace:
-    stop_requested = False
-    if 0 < run.step < total and run.step % every == 0 and not run.has_evaluation():
-      stop_requested = not run.evaluate(stop.requested)
-    while run.step < total and not run.is_out_of_patience and not stop_requested:
-      if not (trace(run.step + 1) and run.advance() and trace(run.step + 1, begins=False)):
-        continue  # the guard took the run back to an earlier step
-      is_saved = due(run.step) or run.step == total
-      is_evaluated = run.step % every == 0 and run.step < total
-      if (is_saved or is_evaluated) and not run.drain():
-        continue
-      if is_saved:
-        run.save()
-      stop_requested = stop.requested() or (is_evaluated and not run.evaluate(stop.requested))
-      if (stop_requested or run.is_out_of_patience) and run.drain():
-        run.save()
+  is_save_due = SaveSchedule(run.config.checkpoint, run.step).due
+  is_stopping = False
+  with StopRequest() as stop, Profiler(run, profile or range(0)) as profiler:
+    if _is_evaluated(run) and not run.has_evaluation():
+      is_stopping = not run.evaluate(stop.requested)
+
+    while run.step < total and not run.is_out_of_patience and not is_stopping:
+      try:
+        profiler.begin_step()
+        run.advance()
+        profiler.end_step()
+
+        is_saved = is_save_due(run.step) or run.step == total
+        is_evaluated = _is_evaluated(run)
+        if is_saved or is_evaluated:
+          run.drain()
+        if is_saved:
+          run.save()
+        is_stopping = stop.requested()
+        if is_evaluated and not is_stopping:
+          is_stopping = not run.evaluate(stop.requested)
+        if is_stopping or run.is_out_of_patience:
+          run.drain()
+          run.save()
+      except RolledBack:
+        continue  # from the earlier step that the run is at now
+
     if run.step < total and run.is_out_of_patience:
       process.log(
         f"step {run.step}: no better evaluation for as long as "
         "config.selection.patience says; stopping"
       )
-    # the last step is evaluated here
-    if stop_requested or not (run.has_evaluation() or run.evaluate(stop.requested)):
+    if not is_stopping and not run.has_evaluation():
+      is_stopping = not run.evaluate(stop.requested)
+    if is_stopping:
       run.session.wait_for_save()
       raise Preempted(
         f"saved step {run.session.saved} of {total} in {run.session.address}; the same command "
@@ -59,32 +67,48 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
     run.finish()
 
 
-@contextlib.contextmanager
-def _profiler(run: TrainingRun, window: range | None) -> Iterator:
-  """Record a trace to `profile/` in the workdir while the step is in the window.
+def _is_evaluated(run: TrainingRun) -> bool:
+  """Return whether the current step is evaluated in the loop; the last step is, after it."""
+  return 0 < run.step < run.config.total_steps and run.step % run.config.eval_every == 0
 
-  Yields:
-    A function to call before and after each step, with the next one; it returns False if the guard
-    took the run back.
+
+class Profiler:
+  """A context that records a trace of some steps to `profile/` in the workdir.
+
+  Args:
+    run: the run whose steps are recorded.
+    window: the steps to record.
   """
-  active = False
 
-  def trace(step: int, begins: bool = True) -> bool:
-    nonlocal active
-    should_record = step in (window or ()) and step <= run.config.total_steps and (begins or active)
-    if should_record == active:
-      return True
-    if not run.drain():
-      return False
-    active = should_record
+  def __init__(self, run: TrainingRun, window: range):
+    self._run = run
+    self._window = window
+    self._is_active = False
+
+  def begin_step(self) -> None:
+    """Record the next step if it is in the window. Raises RolledBack as `run.drain`."""
+    self._record(self._run.step + 1 in self._window)
+
+  def end_step(self) -> None:
+    """End the trace after the window's last step. Raises RolledBack as `run.drain`."""
+    is_last = self._run.step == self._run.config.total_steps
+    if self._is_active:
+      self._record(self._run.step + 1 in self._window and not is_last)
+
+  def _record(self, active: bool) -> None:
+    """Start or stop the trace, between two steps."""
+    if active == self._is_active:
+      return
+    self._run.drain()
+    self._is_active = active
     if active:
-      jax.profiler.start_trace(str(run.session.workdir / "profile"))
+      jax.profiler.start_trace(str(self._run.session.workdir / "profile"))
     else:
       jax.profiler.stop_trace()
-    return True
 
-  try:
-    yield trace
-  finally:
-    if active:
+  def __enter__(self) -> "Profiler":
+    return self
+
+  def __exit__(self, *_) -> None:
+    if self._is_active:
       jax.profiler.stop_trace()

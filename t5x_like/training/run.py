@@ -23,7 +23,13 @@ from t5x_like.training.build import Assembly, Parts, assemble
 from t5x_like.training.compilation import StepCost, compile_step
 from t5x_like.training.ema import evaluation_weights
 from t5x_like.training.evaluation import GroupResults
-from t5x_like.training.guard import RefusedSteps, refusal_reason, rollback_target, stop_error
+from t5x_like.training.guard import (
+  RefusedSteps,
+  RolledBack,
+  refusal_reason,
+  rollback_target,
+  stop_error,
+)
 from t5x_like.training.meter import StepMeter
 from t5x_like.training.selection import Selection
 from t5x_like.training.session import Session
@@ -152,17 +158,16 @@ class TrainingRun:
     meter = StepMeter(batches, batch_cost, self._goodput, phase.task.vocabulary.pad_id)
     self._compiled_phase = CompiledPhase(phase, host_rows, step, cost, meter)
 
-  def advance(self) -> bool:
+  def advance(self) -> None:
     """Dispatch the next step, then write the metrics of the one before it.
 
-    Returns:
-      False after a rollback.
+    Raises:
+      RolledBack: the guard took the run back to an earlier step.
     """
-    if self._is_copy_due() and not self._save_copy():
-      return False
+    if self._is_copy_due():
+      self._save_copy()
     if self._position == self._compiled_phase.phase.until:
-      if not self.drain():
-        return False
+      self.drain()
       self._enter_phase()
     compiled = self._compiled_phase
     rules = self.assembly.parts.rules
@@ -183,24 +188,27 @@ class TrainingRun:
     self.session.certificate.note_batch(self.step, compiled.host_rows, host_batch)
     self._pending = (self.step, metrics)
     self.session.note_saved()
-    return self._write(previous)
+    self._write(previous)
 
-  def drain(self) -> bool:
-    """Wait for the last dispatched step and write its metrics; return False after a rollback."""
+  def drain(self) -> None:
+    """Wait for the last dispatched step and write its metrics.
+
+    Raises:
+      RolledBack: the guard took the run back to an earlier step.
+    """
     pending = self._pending
     self._pending = None
-    return self._write(pending)
+    self._write(pending)
 
-  def _write(self, pending: tuple[int, dict[str, jax.Array]] | None) -> bool:
+  def _write(self, pending: tuple[int, dict[str, jax.Array]] | None) -> None:
     """Write the metrics of a step and follow the guard's verdict, the same in all processes.
 
-    Returns:
-      False after a rollback.
     Raises:
+      RolledBack: the guard took the run back to an earlier step.
       NumericError: the run must stop.
     """
     if pending is None:
-      return True
+      return
     step, metrics = pending
     guard = self.assembly.parts.guard
     values = {name: float(value) for name, value in jax.device_get(metrics).items()}
@@ -211,17 +219,17 @@ class TrainingRun:
     if reason or step % self.config.log_every == 0 or step == self.config.total_steps:
       self.session.write_metrics(step, {f"train/{name}": value for name, value in values.items()})
     if not reason:
-      return True
+      return
     may_skip = guard.skips and values["updates_refused"] <= guard.limit
     if may_skip and math.isfinite(values["parameter_norm"]):
       too_many = self._refused_steps.add(step)
       if too_many is None:
         process.log(f"step {step}: {reason}; this update was left out")
-        return True
+        return
       reason = f"{reason}, and {too_many}"
     if guard.steps and self._rollbacks["times"] < guard.limit:
       self._roll_back(step, reason)
-      return False
+      raise RolledBack
     self.session.checkpoints.wait()
     raise stop_error(reason, step, self.session.checkpoints.steps())
 
@@ -264,16 +272,14 @@ class TrainingRun:
     emergency = self.config.checkpoint.emergency
     return bool(emergency) and self.step % emergency.every == 0 and self.step != self._copied_step
 
-  def _save_copy(self) -> bool:
-    """Start an emergency copy of this step; return False after a rollback."""
-    if not self.drain():
-      return False
+  def _save_copy(self) -> None:
+    """Start an emergency copy of this step. Raises RolledBack as `drain`."""
+    self.drain()
     self.session.beat(f"keeping step {self.step}")
     since = time.perf_counter()
     self.session.save_copy(self.step, to_tree(self.state), self._rollbacks)
     self._compiled_phase.meter.exclude_time(since)
     self._copied_step = self.step
-    return True
 
   def evaluate(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
     """Run every evaluator on the current parameters and write the results.

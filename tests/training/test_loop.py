@@ -15,6 +15,7 @@ from t5x_like.errors import Preempted
 from t5x_like.evals.loss import Evaluator
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import evaluation, loop
+from t5x_like.training.guard import RolledBack
 from t5x_like.training.run import TrainingRun
 from tests.runs import NANO, fingerprints, losses, steps
 
@@ -94,11 +95,10 @@ def test_signal_does_not_wait_for_an_evaluation(moment, step, uninterrupted, tmp
   last_step = [0]
 
   def advance_and_signal(self):
-    forward = advance(self)
+    advance(self)
     last_step[0] = self.step
     if moment == "advance" and self.step == step:
       os.kill(os.getpid(), signal.SIGTERM)
-    return forward
 
   def signal_and_evaluate(self, arrays):
     if moment == "evaluate" and last_step[0] == step:
@@ -151,27 +151,27 @@ class ScriptedRun:
     options = types.SimpleNamespace(every=3, minutes=None)
     self.config = types.SimpleNamespace(eval_every=4, total_steps=8, checkpoint=options)
 
-  def _write(self, pending) -> bool:
+  def _write(self, pending) -> None:
     if pending not in self.refused:
-      return True
+      return
     self.refused.remove(pending)
     self.step = self.session.saved
     self.pending = None
     self.calls.append(f"back to {self.step}")
-    return False
+    raise RolledBack
 
-  def advance(self) -> bool:
+  def advance(self) -> None:
     previous = self.pending
     self.pending = self.step + 1
     self.step += 1
     if self.step == self.signalled:
       os.kill(os.getpid(), signal.SIGTERM)
-    return self._write(previous)
+    self._write(previous)
 
-  def drain(self) -> bool:
+  def drain(self) -> None:
     previous = self.pending
     self.pending = None
-    return self._write(previous)
+    self._write(previous)
 
   def save(self) -> None:
     assert self.pending is None, "the metrics of a step that is saved are written"
@@ -230,7 +230,7 @@ def test_profile_covers_the_steps_of_its_window(window, expected, monkeypatch):
   def record_and_advance():
     if "start" in run.calls and "stop" not in run.calls:
       run.calls.append(f"step {run.step + 1}")
-    return advance()
+    advance()
 
   run.advance = record_and_advance
   loop.train(run, profile=window)
