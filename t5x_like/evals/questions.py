@@ -28,6 +28,7 @@ class _OpenedModel:
   ends: tuple[int, ...]
   run: Runner
   forced: tuple[None, None] = (None, None)
+  is_published: bool = False  # a run trains on texts after the start token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -145,7 +145,8 @@ class Asker:
     log: AnswerLog | None = None,
     fingerprint: str = "",
   ):
-    self._prompts = Prompts(opened, template=template)
+    # Published weights read a text as their tokenizer encodes it, as in `predict` and in lm_eval.
+    self._prompts = Prompts(opened, start=not opened.is_published, template=template)
     self._block_rows = _BATCHES_IN_BLOCK * opened.run.batch_size
     self._log = log
     self._fingerprint = fingerprint

@@ -78,15 +78,18 @@ class Prompts:
   def encode_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
     """Encode a context and its continuation.
 
-    For an encoder-decoder, the continuation is a target: it has no leading space and ends with EOS.
+    White space at the end of a decoder's context belongs to the continuation, as in lm_eval: a
+    token may begin with it. For an encoder-decoder, the continuation is a target: it has no leading
+    space and ends with EOS.
     """
     if self.is_encoder_decoder:
       ids = map(int, self._vocabulary.for_targets().encode(continuation.lstrip()))
       return self.encode(context), [*self._answer_start, *ids, self._vocabulary.eos_id]
     if self._chat is not None:
       return self.encode(context), self.encode(continuation.lstrip(), special=False)
-    context_ids = self.encode(context, special=False)
     joint_ids = self.encode(context + continuation, special=False)
+    context = context.rstrip()
+    context_ids = self.encode(context, special=False)
     return self.encode(context), joint_ids[len(context_ids) :] or joint_ids[-1:]
 
   def generate(

@@ -309,15 +309,40 @@ def test_progress_through_a_file_is_printed(capsys, monkeypatch):
   assert capsys.readouterr().err == "arc: 2 of 3 questions\narc: 3 of 3 questions\n"
 
 
-def test_a_chat_template_surrounds_the_context_and_not_the_answer():
-  loaded = types.SimpleNamespace(
+def open_decoder(**attributes):
+  """Stand in for an opened decoder without limited positions."""
+  inputs = types.SimpleNamespace(position=None)
+  run = types.SimpleNamespace(model=types.SimpleNamespace(inputs=inputs), batch_size=1)
+  return types.SimpleNamespace(
     features={"decoder_target_tokens": [16]},
-    run=types.SimpleNamespace(
-      model=types.SimpleNamespace(inputs=types.SimpleNamespace(position=None))
-    ),
+    run=run,
     vocabulary=vocabularies.load("bytes"),
     forced=(None, None),
+    **attributes,
   )
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_only_models_trained_here_read_a_start_token_before_a_question(is_published):
+  """Published weights read what their tokenizer puts before a text, here nothing."""
+  opened = open_decoder(is_published=is_published)
+  prompt_set = questions.PromptSet("f", [questions.Prompt("f:1", [("a", " b")])], "likeliest")
+  question = asking.Asker(opened)._encode(prompt_set, prompt_set.prompts[0], 0)
+  start = [] if is_published else [vocabularies.start_id(opened.vocabulary)]
+  encode = opened.vocabulary.encode
+  assert question.pairs == [([*start, *encode("a")], encode(" b"))]
+
+
+def test_white_space_between_context_and_continuation_is_scored():
+  loaded = open_decoder()
+  encode = loaded.vocabulary.encode
+  context, continuation = prompts.Prompts(loaded, start=False).encode_pair("a b\n ", "c")
+  assert context == encode("a b")
+  assert continuation == encode("\n c")
+
+
+def test_a_chat_template_surrounds_the_context_and_not_the_answer():
+  loaded = open_decoder()
   context, answer = prompts.Prompts(loaded, template="plain").encode_pair("Where?", " Here")
   vocabulary = loaded.vocabulary
   assert vocabulary.decode(context) == "User: Where?\n\nAssistant:"

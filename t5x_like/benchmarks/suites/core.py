@@ -9,6 +9,7 @@ examples and the division of tokens are nanochat's (`nanochat/core_eval.py`, Jul
 - Multiple choice and schemas: the choice whose tokens have the highest mean log-probability. The
   tokens after the first difference count, for schemas those at the common end.
 - Next words: right if each token is the likeliest.
+- nanochat puts its start token before each prompt; here only models trained here read one.
 - A task's centred score is (accuracy - chance) / (1 - chance), and CORE is the mean of them.
 
 nanochat reports SQuAD 6 points below DataComp-LM's own code, and the reason is unknown.
