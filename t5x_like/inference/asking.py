@@ -28,6 +28,7 @@ from t5x_like.metrics import questions as question_metrics
 from t5x_like.metrics import resampling
 from t5x_like.metrics.answers import final_number, normalize_trivia_qa
 from t5x_like.metrics.questions import QuestionMetric
+from t5x_like.runtime import process
 
 NEW_TOKENS = 64  # the most of a generated answer, by default
 WORKED_TOKENS = 256  # the most of a worked answer: `max_gen_toks` of EleutherAI's harness
@@ -47,12 +48,14 @@ class _Question(NamedTuple):
     pairs: the ids of the context and continuation of each choice, window or unconditional pair.
     length: the padded length of its rows.
     key: a digest of all that the answer depends on.
+    has_long_answer: whether a continuation has more tokens than the model reads.
   """
 
   prompt: Prompt
   pairs: list[IdPair]
   length: int
   key: str
+  has_long_answer: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,12 +164,18 @@ class Asker:
       report: is called with (questions answered, questions in all) after every block.
 
     Raises:
-      UserError: an answer is too long for the model, or running text is given to an
-        encoder-decoder.
+      UserError: an answer is too long for an encoder-decoder, or running text is given to one.
     """
     rule = RULES[prompt_set.rule]
     new_tokens = self._new_tokens(prompt_set) if rule.is_generated else 0
     questions = [self._encode(prompt_set, prompt, new_tokens) for prompt in prompt_set.prompts]
+    num_long = sum(question.has_long_answer for question in questions)
+    if num_long:
+      process.log(
+        f"{prompt_set.path}: {num_long} of {len(questions)} questions have an answer of more than "
+        f"the {self._prompts.likelihood.longest_answer} tokens that the model reads; only its end "
+        "is scored, and they count as truncated"
+      )
     answers: dict[str, Answer] = {}
     if self._log is not None:
       answers = self._log.recall(list(dict.fromkeys(question.key for question in questions)))
@@ -223,8 +232,7 @@ class Asker:
     """Return a question with the ids of its prompt.
 
     Raises:
-      UserError: an answer is too long for the model, or running text is given to an
-        encoder-decoder.
+      UserError: an answer is too long for an encoder-decoder, or running text is given to one.
     """
     likelihood = self._prompts.likelihood
     if prompt_set.rule == "texts":
@@ -235,14 +243,36 @@ class Asker:
       pairs = DIVISIONS[prompt_set.division](self._prompts, prompt.pairs)
       for context, continuation in prompt.unconditional:
         pairs.append(self._prompts.encode_pair(context, continuation))
-      _check_lengths(prompt, pairs, likelihood.longest_answer)
+    max_length = likelihood.longest_answer
+    has_long_answer = any(max_length and len(ids) > max_length for _, ids in pairs)
+    if has_long_answer:
+      pairs = self._divide_long_answers(prompt, pairs)
     lengths = [likelihood.padded_length(*pair) for pair in pairs]
     settings = [_EDITION, self._fingerprint, likelihood.longest, new_tokens]
     digest = hashlib.sha256(json.dumps(settings).encode())
     for pair in pairs:
       for ids in pair:
         digest.update(np.array([len(ids), *ids], np.int32).tobytes())
-    return _Question(prompt, pairs, max(lengths), digest.hexdigest()[:32])
+    return _Question(prompt, pairs, max(lengths), digest.hexdigest()[:32], has_long_answer)
+
+  def _divide_long_answers(self, prompt: Prompt, pairs: Sequence[IdPair]) -> list[IdPair]:
+    """Return pairs whose continuations have as many tokens as a decoder reads, from their end.
+
+    Raises:
+      UserError: the model is an encoder-decoder, whose decoder reads an answer from its beginning.
+    """
+    max_length = self._prompts.likelihood.longest_answer
+    divided = []
+    for context, continuation in pairs:
+      num_excess = max(0, len(continuation) - max_length)
+      if num_excess and self._prompts.is_encoder_decoder:
+        raise UserError(
+          f"{prompt.where}: an answer has {len(continuation)} tokens, expected at most "
+          f"{max_length}, as many as the decoder reads; leave the row out or ask a model that "
+          "reads more"
+        )
+      divided.append(([*context, *continuation[:num_excess]], continuation[num_excess:]))
+    return divided
 
   def _windows(self, prompt_set: PromptSet, prompt: Prompt) -> list[IdPair]:
     """Return the windows over a text; see `Likelihood.windows`."""
@@ -269,16 +299,6 @@ class Asker:
     if likelihood.longest_answer is not None:
       new_tokens = min(new_tokens, likelihood.longest_answer)
     return max(1, new_tokens)
-
-
-def _check_lengths(prompt: Prompt, pairs: Sequence[IdPair], max_length: int | None) -> None:
-  """Raise UserError if a continuation has more tokens than the model takes."""
-  for _, continuation in pairs:
-    if max_length is not None and len(continuation) > max_length:
-      raise UserError(
-        f"{prompt.where}: an answer has {len(continuation)} tokens, expected at most {max_length}, "
-        "as many as the model reads; leave the row out or ask a model that reads more"
-      )
 
 
 def _plan_blocks(questions: Sequence[_Question], max_rows: int) -> list[list[_Question]]:

@@ -9,7 +9,8 @@ asked in two formulations, and the better one counts:
   choice after "Answer:" alone (ARC Challenge, CommonsenseQA, OpenBookQA).
 
 Tasks of more than 1,500 questions, except MMLU, are asked 1,000 of them, drawn with seed 1234.
-MMLU's score is the mean over its 57 subjects. The examples are rows of the training files, which
+MMLU's score is the mean over its 57 subjects. The published code cuts inputs to their last 2,048
+tokens; here the model's length is the limit. The examples are rows of the training files, which
 this module finds by their ids or, where rows have none, by digests of their texts. The answer key
 of files with labels apart (PIQA, Social IQa) is `<name>-labels.lst`.
 """
