@@ -209,7 +209,9 @@ def _evaluate(args, overrides: list[str]) -> None:
   """Run the evaluators of the config on a checkpoint, print the metrics and write the files."""
   from t5x_like import data
   from t5x_like.abstract_model import build_objective
+  from t5x_like.benchmarks import predictions
   from t5x_like.files.paths import check_writable
+  from t5x_like.metrics import resampling
   from t5x_like.report import run_report
   from t5x_like.runtime import process
   from t5x_like.saved_model import hub
@@ -235,16 +237,22 @@ def _evaluate(args, overrides: list[str]) -> None:
   groups = evaluation(arrays)
   for label, group in groups.items():
     process.log(f"{args.workdir}: step {step}, {label}: task {group.task}, split {group.split}")
+    intervals: dict[str, dict[str, float]] = {}
+    for evaluator, task, rows in group.parts:
+      intervals |= predictions.score_intervals(rows, evaluator, task)
     width = max(map(len, group.metrics))
     for name, value in group.metrics.items():
-      process.log(f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip("."))
+      line = f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip(".")
+      if name in intervals:
+        line += resampling.format_interval(intervals[name])
+      process.log(line)
     if process.is_first():
-      _write_group(directory, step, label, group)
+      _write_group(directory, step, label, group, intervals)
   task = evaluation.task
   run_report.draw(f"{directory}/evaluations", config, saved, arrays, task, task, groups)
 
 
-def _write_group(run_directory: str, step: int, label: str, group) -> None:
+def _write_group(run_directory: str, step: int, label: str, group, intervals) -> None:
   """Write the metrics of a group of evaluators, and its predictions or samples if it has any."""
   from t5x_like.training import workdir
 
@@ -252,6 +260,8 @@ def _write_group(run_directory: str, step: int, label: str, group) -> None:
   name = f"{step}_{label}_{group.split}"
   metrics = checked_json.replace_nonfinite(group.metrics)
   content = {"step": step, "task": group.task, "split": group.split, "metrics": metrics}
+  if intervals:
+    content["intervals"] = intervals
   workdir.write_json(folder, f"{name}.json", content)
   lines = group.predictions or group.samples
   if lines:

@@ -6,12 +6,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from t5x_like.benchmarks import predictions, suites
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.files.paths import as_path
-from t5x_like.metrics import resampling
 from t5x_like.report.writer import read_metrics
 from t5x_like.runtime.process import describe_environment
 from t5x_like.saved_model.workdir import read_identity
@@ -93,17 +90,9 @@ def score_intervals(folder: str, score_names: Sequence[str]) -> dict[str, dict[s
   identity = read_identity(folder)
   intervals = {}
   for label in dict.fromkeys(name.split("/", 1)[0] for name in score_names):
-    evaluator = identity["evals"][label]
     rows = predictions.read_predictions(folder, label)
-    rows = predictions.rows_with_labels(rows, evaluator, identity["task"])
-    if not rows:
-      continue
-    readers = predictions.metrics_with_readers(evaluator, identity["task"])
-    for metric, read_reference, read_prediction in readers:
-      references = [read_reference(row) for row in rows]
-      rows_NC = metric.compute_rows(references, [read_prediction(row) for row in rows])
-      named_intervals = resampling.score_intervals(metric, np.asarray(rows_NC))
-      intervals |= {f"{label}/{name}": interval for name, interval in named_intervals.items()}
+    named_intervals = predictions.score_intervals(rows, identity["evals"][label], identity["task"])
+    intervals |= {f"{label}/{name}": interval for name, interval in named_intervals.items()}
   return {name: intervals[name] for name in score_names if name in intervals}
 
 

@@ -5,9 +5,12 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from t5x_like import slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names
+from t5x_like.metrics import resampling
 from t5x_like.metrics.classification import Accuracy, Classification, Correlation
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
@@ -47,6 +50,27 @@ def rows_with_labels(
       classes += metric.get("classes", ())
   absent = (None,) if "-1" in map(str, classes) else (None, "-1")
   return [row for row in rows if row["target"] not in absent]
+
+
+def score_intervals(
+  rows: PredictionRows, evaluator: dict[str, Any], task: dict[str, Any]
+) -> dict[str, dict[str, float]]:
+  """Return the 95 % interval of each score that an evaluator's predictions determine.
+
+  Args:
+    rows: the predictions; those of examples without labels do not count.
+    evaluator: its arguments and name.
+    task: the task's arguments.
+  """
+  rows = rows_with_labels(rows, evaluator, task) if rows and "target" in rows[0] else []
+  intervals: dict[str, dict[str, float]] = {}
+  if not rows:
+    return intervals
+  for metric, read_reference, read_prediction in metrics_with_readers(evaluator, task):
+    references = [read_reference(row) for row in rows]
+    rows_NC = metric.compute_rows(references, [read_prediction(row) for row in rows])
+    intervals |= resampling.score_intervals(metric, np.asarray(rows_NC))
+  return intervals
 
 
 def metrics_with_readers(

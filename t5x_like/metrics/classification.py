@@ -1,5 +1,6 @@
 """Scores of class labels (scikit-learn), of groups of labels (MultiRC) and of numbers (scipy)."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -53,8 +54,7 @@ class Classification(Metric):
 
   def __init__(self, classes: int, scores: Sequence[str] = ("accuracy",)):
     self._classes = classes
-    self._scores = {name: SCORES[name] for name in scores}
-    self.names = tuple(self._scores)
+    self.names = tuple(scores)
 
   def rows(self, references: Sequence[int], predictions: Sequence[int | None]) -> np.ndarray:
     pairs = []
@@ -64,18 +64,25 @@ class Classification(Metric):
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
     """Compute the scores from distinct (gold, predicted) pairs and their counts, for speed."""
-    from sklearn import metrics
-
-    num_labels = self._classes + 1
-    pair_numbers = rows_NC[:, 0] * num_labels + rows_NC[:, 1]
-    counts = np.bincount(pair_numbers, minlength=num_labels**2)
+    counts = np.bincount(rows_NC[:, 0] * (self._classes + 1) + rows_NC[:, 1])
     distinct_pairs = np.flatnonzero(counts)
-    gold, predicted = np.divmod(distinct_pairs, num_labels)
-    weights = counts[distinct_pairs]
-    scores = {}
-    for name, score in self._scores.items():
-      scores[name] = percent(score(metrics, gold, predicted, weights, self._classes))
-    return scores
+    pair_counts = tuple(zip(distinct_pairs.tolist(), counts[distinct_pairs].tolist()))
+    return dict(_score_pairs(self._classes, self.names, pair_counts))
+
+
+@functools.lru_cache(maxsize=1024)  # samples of few examples have the same counts
+def _score_pairs(
+  classes: int, names: tuple[str, ...], pair_counts: tuple[tuple[int, int], ...]
+) -> tuple[tuple[str, float], ...]:
+  """Return (name, score) of the counts of pairs, each `gold * (classes + 1) + predicted`."""
+  from sklearn import metrics
+
+  pairs, weights = np.array(pair_counts).T
+  gold, predicted = np.divmod(pairs, classes + 1)
+  scores = []
+  for name in names:
+    scores.append((name, percent(SCORES[name](metrics, gold, predicted, weights, classes))))
+  return tuple(scores)
 
 
 class Accuracy(Metric):

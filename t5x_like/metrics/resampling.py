@@ -35,8 +35,10 @@ def draw_scores(
       sums.append(np.bincount(drawn_N, minlength=num_examples) @ rows_NC)
     return metric.scores_of_sums(np.array(sums))
   draws = []
-  for _ in range(samples):
-    draws.append(metric.scores(rows_NC[rng.integers(num_examples, size=num_examples)]))
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # scikit-learn's and scipy's of samples with one label
+    for _ in range(samples):
+      draws.append(metric.scores(rows_NC[rng.integers(num_examples, size=num_examples)]))
   return {name: np.array([draw[name] for draw in draws]) for name in draws[0]}
 
 
@@ -143,13 +145,15 @@ def paired_test(
   observed = score_differences(first_NC, second_NC)
   exchanged = []
   resampled = []
-  for _ in range(samples):
-    system_N = rng.integers(2, size=num_examples)
-    one_NC = rows_2NC[system_N, example_N]
-    other_NC = rows_2NC[1 - system_N, example_N]
-    exchanged.append(score_differences(one_NC, other_NC))
-    drawn_N = rng.integers(num_examples, size=num_examples)
-    resampled.append(score_differences(first_NC[drawn_N], second_NC[drawn_N]))
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # as in `draw_scores`
+    for _ in range(samples):
+      system_N = rng.integers(2, size=num_examples)
+      one_NC = rows_2NC[system_N, example_N]
+      other_NC = rows_2NC[1 - system_N, example_N]
+      exchanged.append(score_differences(one_NC, other_NC))
+      drawn_N = rng.integers(num_examples, size=num_examples)
+      resampled.append(score_differences(first_NC[drawn_N], second_NC[drawn_N]))
   differences = {}
   for name, difference in observed.items():
     exchanged_differences = np.array([draw[name] for draw in exchanged])

@@ -45,6 +45,8 @@ class GroupResults:
     task, split: names.
     seconds: the time that evaluation took.
     metrics, samples, predictions: see `evals.EvalResult`.
+    parts: of each evaluator with predictions, its arguments and name, its task's, and its
+      predictions.
   """
 
   task: str
@@ -53,6 +55,9 @@ class GroupResults:
   metrics: dict[str, float] = dataclasses.field(default_factory=dict)
   samples: list[dict[str, str]] = dataclasses.field(default_factory=list)
   predictions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  parts: list[tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]] = dataclasses.field(
+    default_factory=list
+  )
 
 
 class Evaluation:
@@ -82,6 +87,7 @@ class Evaluation:
     self._contexts: dict[str, EvalContext] = {}
     self._stop_requested: Callable[[], bool] = lambda: False
     self.task = self._context("task", self._run_task, config.eval_split).task
+    self._recipes: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     self._instances = {}
     for name in _select_instances(config.evals.to_dict(), only):
       self._instances[name] = self._build_instance(name)
@@ -151,6 +157,7 @@ class Evaluation:
         f"{where}.task: its vocabulary differs from config.task's; prepare its data with that one"
       )
     evaluator = EVALUATORS.make(where, values, context=context)
+    self._recipes[name] = (values, task_values)
     is_default = name == values["name"] and task is self.task
     group = self.task.name if is_default else name
     return group, task.name, split, evaluator
@@ -205,6 +212,8 @@ class Evaluation:
       group.metrics |= result.metrics
       group.samples += result.samples
       group.predictions += result.predictions
+      if result.predictions:
+        group.parts.append((*self._recipes[name], result.predictions))
       group.seconds += time.perf_counter() - since
     return groups
 

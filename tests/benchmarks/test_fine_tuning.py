@@ -17,6 +17,8 @@ import tests.recipes.nano_decoder  # noqa: F401 -- registers the variant of the 
 from fine_tuning import fine_tuning
 from t5x_like import evaluate, recipes, train
 from t5x_like.errors import UserError
+from t5x_like.metrics import resampling
+from t5x_like.metrics.classification import Accuracy
 from t5x_like.models import bert
 from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
@@ -313,6 +315,22 @@ def test_a_suite_starts_from_the_step_and_describes_the_median_run(finished_suit
   majority_scores = {"dev/matthews_correlation": 0.0, "dev/accuracy": 100 * majority_share}
   majority = np.mean([majority_scores[name] for name in task["counted"]])
   assert task["facts"]["majority"] == pytest.approx(majority)
+
+
+def test_evaluate_writes_the_intervals_of_scores(finished_suite, tmp_path, capsys):
+  """They are those of the predictions beside them, as in a suite's table."""
+  run = shutil.copytree(finished_suite.folders[0], tmp_path / "run")
+  capsys.readouterr()
+  assert evaluate.main([f"--workdir={run}", "--evals=dev"]) == 0, capsys.readouterr().err
+  printed = capsys.readouterr().out
+  (path,) = (run / "evaluations").glob("*_dev_*.json")
+  intervals = json.loads(path.read_text())["intervals"]
+  rows = json_lines.read(path.with_suffix(".jsonl"))
+  right = [row["prediction"] == row["target"] for row in rows]
+  expected = resampling.score_intervals(Accuracy(), Accuracy().compute_rows([True] * 24, right))
+  assert intervals["accuracy"] == pytest.approx(expected["accuracy"])
+  assert "matthews_correlation" in intervals
+  assert resampling.format_interval(intervals["accuracy"]) in printed
 
 
 @pytest.mark.parametrize("file", ["results.md", "results.html"])

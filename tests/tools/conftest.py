@@ -9,6 +9,7 @@ from scoring import run, write
 def score(tmp_path, capsys):
   """Return a function that writes references and predictions, scores them and returns the scores.
 
+  It checks the intervals and leaves them out.
   References and predictions are (file name, content) or a list of these.
   """
 
@@ -21,6 +22,9 @@ def score(tmp_path, capsys):
     )
     assert code == 0, scores
     assert scores.pop("benchmark") == benchmark
+    for score, interval in scores.pop("intervals").items():
+      assert score in scores
+      assert interval["low"] <= interval["high"]
     return scores
 
   return score_files

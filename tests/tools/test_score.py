@@ -4,10 +4,14 @@ import json
 import pathlib
 import subprocess
 import sys
+import warnings
 
+import numpy as np
 import pytest
 
 from scoring import jsonl, run, squad, submission, write
+from t5x_like.metrics import resampling
+from t5x_like.metrics.classification import Classification
 from tools.score.benchmarks import BENCHMARKS
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
@@ -25,7 +29,9 @@ def test_squad_is_scored_by_the_command(tmp_path):
   command = [sys.executable, "-m", "tools.score", "squad", *flags]
   process = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=REPO)
   assert process.returncode == 0, process.stderr
-  assert json.loads(process.stdout.splitlines()[-1]) == {
+  result = json.loads(process.stdout.splitlines()[-1])
+  assert result.pop("intervals").keys() == {"exact_match", "f1"}
+  assert result == {
     "benchmark": "squad",
     "exact_match": 50.0,
     "f1": pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4),
@@ -304,6 +310,36 @@ def test_every_benchmark_is_documented():
   for name in BENCHMARKS:
     short_name = name.split("/")[-1]
     assert f"`{short_name}`" in text or f"`{name}`" in text, name
+
+
+def test_scores_have_the_intervals_of_tables(tmp_path, capsys):
+  """They are those of `resampling.score_intervals`, for shares and for scores of a corpus."""
+  labels = np.array([0, 1] * 50)
+  predicted = np.concatenate([labels[:80], 1 - labels[80:]])
+  dev = write(tmp_path / "dev.jsonl", jsonl({"label": int(label)} for label in labels))
+  system = write(tmp_path / "ours.txt", [str(label) for label in predicted])
+  code, scores = run(capsys, "glue/sst2", f"--references={dev}", f"--predictions={system}")
+  assert code == 0
+  metric = Classification(2)
+  expected = resampling.score_intervals(
+    metric, metric.compute_rows(labels.tolist(), predicted.tolist())
+  )
+  assert scores["intervals"] == expected
+  assert scores["intervals"]["accuracy"]["low"] < 80 < scores["intervals"]["accuracy"]["high"]
+  # scikit-learn warns of samples with one class
+  dev = write(tmp_path / "dev.tsv", GLUE["cola"][0])
+  system = write(tmp_path / "cola.txt", ["1", "1", "0", "0"])
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    code, scores = run(capsys, "glue/cola", f"--references={dev}", f"--predictions={system}")
+  assert code == 0
+  assert "matthews_correlation" in scores["intervals"]
+  references = write(tmp_path / "gold.txt", ["the cat sat on the mat", "a dog ran home"] * 4)
+  system = write(tmp_path / "system.txt", ["the cat sat on a mat", "the dog ran home"] * 4)
+  code, scores = run(capsys, "bleu", f"--references={references}", f"--predictions={system}")
+  assert code == 0
+  interval = scores["intervals"]["bleu"]
+  assert interval["low"] < scores["bleu"] < interval["high"]
 
 
 def test_a_comparison_has_bootstrapped_intervals_and_a_p_value(tmp_path, capsys):

@@ -2,7 +2,7 @@
 
 Examples:
   python -m tools.score squad --references=dev-v1.1.json --predictions=predictions.json
-  python -m tools.score glue/cola --references=CoLA/dev.tsv --predictions=CoLA.tsv --bootstrap=1000
+  python -m tools.score glue/cola --references=CoLA/dev.tsv --predictions=CoLA.tsv
   python -m tools.score bleu --references=test.de --predictions=ours.txt \\
       --compare=theirs.txt --tokenize=intl
   python -m tools.score glue --references=glue_data --predictions=submission
@@ -90,7 +90,10 @@ def _parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str,
     "--compare", metavar="FILE2", help="other predictions, for a paired test of both"
   )
   parser.add_argument(
-    "--bootstrap", type=int, metavar="N", help="add 95%% intervals from N resamples"
+    "--bootstrap",
+    type=int,
+    metavar="N",
+    help="also add intervals from N resamples, with their standard errors",
   )
   parser.add_argument("--seed", type=int, default=0, help="seed of resampling (default: 0)")
   parser.add_argument("--output", metavar="FILE", help="also write the JSON to this file")
@@ -120,7 +123,7 @@ Examples = list[tuple[Any, Any, str | None]]
 def _score(
   benchmark: Benchmark, references: Sequence[str], predictions: Sequence[str], args
 ) -> dict[str, Any]:
-  """Return the scores of files of predictions, with the intervals and tests that flags ask for."""
+  """Return the scores of files of predictions with their intervals, and the tests asked for."""
   examples, counts = _align_files(benchmark, references, predictions)
   metric = benchmark.metric
   gold = [reference for reference, _, _ in examples]
@@ -132,6 +135,7 @@ def _score(
     problem = f"{' and '.join(scores)} are not defined for these {len(rows_NC)} examples"
     raise UserError(f"{predictions[0]}: {problem}: is one side the same throughout?")
   result = replace_nonfinite(scores) | {"examples": len(rows_NC)} | counts
+  result["intervals"] = resampling.score_intervals(metric, rows_NC)
   empty_count = sum(_is_empty(answer) for answer in answers)
   if empty_count:
     result["empty"] = empty_count
@@ -154,13 +158,14 @@ def _is_empty(answer: Any) -> bool:
 
 
 def _score_groups(metric: Metric, groups: list[str | None], rows_NC: np.ndarray) -> dict[str, Any]:
-  """Return the scores of each group of examples, and their means over groups."""
+  """Return the scores of each group of examples with their intervals, and the means over groups."""
   scores_by_group = {}
   for name in dict.fromkeys(groups):
     if name is not None:
       part_NC = rows_NC[[group == name for group in groups]]
       scores = replace_nonfinite(metric.scores(part_NC))
-      scores_by_group[name] = scores | {"examples": len(part_NC)}
+      intervals = resampling.score_intervals(metric, part_NC)
+      scores_by_group[name] = scores | {"examples": len(part_NC), "intervals": intervals}
   if not scores_by_group:
     return {}
   means = {}
