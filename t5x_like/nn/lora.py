@@ -59,7 +59,9 @@ class LoraLinear(Linear):
     axes = self.kernel.axes
     if merged:
       with jax.default_matmul_precision("highest"):
-        kernel = kernel + self.scale * (self.lora_a[...] @ self.lora_b[...])
+        # by jax for arrays of numpy too, so that a model is merged to the same bits wherever it is
+        product = jnp.matmul(self.lora_a[...], self.lora_b[...])
+        kernel = kernel + self.scale * product
     # eval_shape builds the layer without allocating parameters, which are replaced below.
     linear = jax.eval_shape(
       lambda: Linear(kernel.shape, axes, params.zeros, nnx.Rngs(0), bias=has_bias)

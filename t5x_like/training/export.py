@@ -74,6 +74,15 @@ def check_options(config: ConfigDict, saved_every: int) -> ConfigDict:
   return ConfigDict(values)
 
 
+def require_one_local_process(workdir: str) -> None:
+  """Raise UserError if a run in this workdir is at a URL or has several processes."""
+  if jax.process_count() > 1 or is_remote(workdir):
+    raise UserError(
+      "config.export: needs a run of one process in a local workdir; export the checkpoints of "
+      "others with python -m tools.convert_hf"
+    )
+
+
 class RunExports:
   """The exports of a run, one at a time in the background.
 
@@ -82,16 +91,10 @@ class RunExports:
     workdir: the run's directory, which holds its config and vocabulary.
 
   Raises:
-    UserError: the run has several processes or is at an address, the model has no such form, or a
-      package is missing.
+    UserError: the model has no such form, or a package is missing.
   """
 
   def __init__(self, config: ConfigDict, workdir: str):
-    if jax.process_count() > 1 or is_remote(workdir):
-      raise UserError(
-        "config.export: needs a run of one process in a local workdir; export the checkpoints of "
-        "others with python -m tools.convert_hf"
-      )
     self._options = config.export
     self._format = slots.module(self._options.format, exports)
     self._total_steps = config.total_steps
@@ -158,7 +161,8 @@ class RunExports:
     saved = open_saved_model(self._workdir)
     weights = read_weights(saved)
     arrays = {name: weights[name] for name in params.named_params(saved.model)}
-    model = merge_for_export(params.with_arrays(saved.model, arrays))
+    with jax.default_device(_host_device()):  # the others have no memory to spare
+      model = merge_for_export(params.with_arrays(saved.model, arrays))
     final = self.path(step)
     self._directory.mkdir(parents=True, exist_ok=True)
     unfinished = self._directory / f"{_UNFINISHED}{final.name}"
@@ -178,6 +182,14 @@ class RunExports:
     for prefix in (_UNFINISHED, _REPLACED):
       for path in self._directory.glob(f"{prefix}*"):
         _remove(path)
+
+
+def _host_device() -> jax.Device | None:
+  """Return the CPU as a device; None if jax was started without it."""
+  try:
+    return jax.local_devices(backend="cpu")[0]
+  except RuntimeError:
+    return None
 
 
 def _remove(path: pathlib.Path) -> None:

@@ -408,6 +408,10 @@ def open_training_run(
   """
   address = check_directory(workdir)
   assembly = assemble(config, address)
+  if assembly.config.export:
+    from t5x_like.training.export import require_one_local_process
+
+    require_one_local_process(address)
   with Session(address, assembly, from_step, flags) as session:
     run = TrainingRun(assembly, session)
     try:

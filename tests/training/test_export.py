@@ -37,6 +37,22 @@ def write_and_die(model, path, context, dtype):
 hf.write = write_and_die
 sys.exit(train.main(sys.argv[2:]))
 """
+# Likewise, when twenty bytes of the file are there.
+KILLED_GGUF = """
+import os, pathlib, sys
+from t5x_like import train
+from t5x_like.saved_model.exports import gguf
+write = gguf.write
+
+def write_and_die(model, path, context, dtype):
+  write(model, path, context, dtype)
+  if path.endswith(sys.argv[1]):
+    os.truncate(path, 20)
+    os._exit(9)
+
+gguf.write = write_and_die
+sys.exit(train.main(sys.argv[2:]))
+"""
 
 
 def assert_same_files(first, second):
@@ -81,6 +97,72 @@ def test_a_run_exports_while_it_trains_and_after_a_kill(tmp_path):
   for step in (10, 20):
     expected = export_by_tool(workdir, step, tmp_path)
     assert_same_files(workdir / "exports" / str(step), expected)
+
+
+@pytest.mark.runs
+@pytest.mark.usefixtures("one_device")
+def test_adapters_are_exported_to_gguf_while_they_train_and_after_a_kill(tmp_path):
+  pytest.importorskip("gguf")
+  from tests.interop.test_gguf import write_llama
+
+  source = write_llama(tmp_path / "llama")
+  roles = ("user", "assistant")
+  turns = [{"role": role, "content": text} for role, text in zip(roles, ("Hello", "Good day"))]
+  line = json.dumps({"messages": turns}) + "\n"
+  chats = tmp_path / "chats.jsonl"
+  chats.write_text(line * 64)
+  workdir = tmp_path / "run"
+  options = {"every": 2, "format": "gguf", "dtype": "q8_0"}
+  flags = [
+    "--config=configs/finetune/chat.py:lora",
+    f"--workdir={workdir}",
+    f"--config.init.workdir={source}",
+    f"--config.task.source=jsonl:train={chats},validation={chats}",
+    f"--config.task.cache={tmp_path / 'prepared'}",
+    "--config.task.template=published",
+    "--config.task.length=64",
+    "--config.tuning.rank=2",
+    "--config.batch_size=4",
+    "--config.schedule.learning_rate=0.1",
+    "--config.schedule.warmup_steps=0",
+    "--config.total_steps=4",
+    "--config.checkpoint.every=2",
+    "--config.checkpoint.keep_last=2",
+    "--config.evals={}",
+    f"--config.export={json.dumps(options)}",
+  ]
+  code, output = run([sys.executable, "-c", KILLED_GGUF, "2.gguf", *flags])
+  assert code == 9, output
+  assert [path.name for path in (workdir / "exports").iterdir()] == [".unfinished-2.gguf"]
+  assert train.main(flags) == 0
+  assert sorted(path.name for path in (workdir / "exports").iterdir()) == ["2.gguf", "4.gguf"]
+  contents = []
+  for step in (2, 4):
+    file = tmp_path / f"tool-{step}.gguf"
+    output_flags = [f"--output={file}", f"--step={step}", "--dtype=q8_0"]
+    assert convert_hf.main([f"--input={workdir}", *output_flags]) == 0
+    contents.append(file.read_bytes())
+    assert (workdir / "exports" / file.name.removeprefix("tool-")).read_bytes() == contents[-1]
+  assert contents[0] != contents[1]
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_run_at_an_address_refuses_an_export(capsys):
+  flags = [f"--config={NANO}", "--workdir=memory://exports/run", *STEPS, EXPORT]
+  assert train.main(flags) == 2
+  assert "config.export: needs a run of one process in a local workdir" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_a_job_of_two_processes_refuses_an_export_in_one_line(tmp_path):
+  launcher = ["launch/local.py", "--processes=2", "--devices_per_process=1", "--grace_seconds=5"]
+  flags = [f"--config={NANO}", f"--workdir={tmp_path / 'run'}", *STEPS, EXPORT]
+  command = [sys.executable, "-m", "t5x_like.train", *flags]
+  code, output = run([sys.executable, *launcher, "--", *command])
+  assert code == 2, output
+  assert "config.export: needs a run of one process in a local workdir" in output
+  assert "Traceback" not in output
+  assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
