@@ -38,9 +38,7 @@ def source_keys(
 
 
 def file_sizes(benchmark: Benchmark, data: str | None) -> dict[str, str]:
-  """Describe the sizes of a benchmark's official files that are learned and evaluated.
-
-  They reveal other data at the same path without reading them.
+  """Describe the sizes of a benchmark's official files, which reveal other data at the same path.
 
   Returns:
     The description under `data`; nothing without official files.

@@ -51,7 +51,7 @@ class Chunks:
 
   Attributes:
     num_examples: number of chunks.
-    others: reads stretches of other documents.
+    others: the reader of stretches of other documents.
 
   Raises:
     UserError: the store is shorter than one chunk, or no document is long enough.

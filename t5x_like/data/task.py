@@ -56,8 +56,8 @@ class Task:
     classes: the class names of its labels, in order; empty if labels are numbers or texts.
     end_ids: ids besides EOS that end a generated text.
     labels: the class of every example, int32 [num_examples], if known without making the examples.
-    eval_batch: replaces `batch` in evaluations, for example without image augmentation; None is
-      `batch`.
+    eval_batch: the function in place of `batch` in evaluations, for example without image
+      augmentation; None is `batch`.
     captions: for images with texts, `() -> (int32 [C, T] rows of all captions, int64 [C] the
       example of each)`.
     repeats: consecutive copies of each example per epoch, each with its own random draws.

@@ -35,7 +35,7 @@ class EvalContext:
     for_split: `(split) -> EvalContext` for another split of the task.
     vocabulary: the run's vocabulary, if it is not the task's, as for a task of labelled images;
       None is the task's.
-    heartbeat: called before every call of a compiled function.
+    heartbeat: the function to call before every call of a compiled function.
     split: the split of the task; None if unknown.
   """
 

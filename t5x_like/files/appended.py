@@ -19,8 +19,8 @@ class AppendedLines:
 
   Args:
     path: the file, created if missing.
-    check: called before a file that was removed or replaced is opened again; it raises if another
-      run has taken over the workdir, and with it the file.
+    check: the function to call before a file that was removed or replaced is opened again; it
+      raises if another run has taken over the workdir, and with it the file.
 
   Attributes:
     last_line: the last complete line without its line end; None if there is none.

@@ -171,10 +171,7 @@ class LocalShardFiles(ShardFiles):
     return changed
 
   def _drop_file(self, shards: Shards, array: str, shard: int, error: OSError) -> OSError:
-    """Close a file that could not be read, and return the error with the file's path.
-
-    Its descriptor may be stale.
-    """
+    """Close an unreadable file, as its descriptor may be stale; return the error with its path."""
     _pool.close((self._serial, array, shard))
     error.filename = self.name(shards.file(array, shard))
     return error

@@ -28,9 +28,7 @@ _copies: list[tempfile.TemporaryDirectory] = []  # removed when the program ends
 
 @functools.cache
 def fetch(path: str) -> LocalPath:
-  """Return a local directory with the files of a directory.
-
-  It is the directory itself or, for a URL, a copy that the program keeps.
+  """Return a directory itself if it is local, or a copy of a URL that the program keeps.
 
   Raises:
     UserError: there is no file at the URL.
@@ -99,7 +97,7 @@ class WorkdirMirror:
     """Upload the files that have changed, and the new records of the certificate.
 
     Args:
-      check: called before each; raises if the files are another run's now.
+      check: the function to call before each file; it raises if the files are another run's now.
     """
     for name, version in self._file_versions().items():
       if self._pushed.get(name) != version:

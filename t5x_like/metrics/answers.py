@@ -64,10 +64,7 @@ _IDEOGRAPH = re.compile("([\u4e00-\u9fa5])")
 
 @functools.cache
 def _unicode_punctuation() -> dict[int, None]:
-  """Return a table for `str.translate` that deletes punctuation.
-
-  It has characters of category P, and ASCII punctuation, of which $+<=>^`|~ are symbols in Unicode.
-  """
+  """Return a table for `str.translate` that deletes punctuation: category P, and $+<=>^`|~ ."""
   codes = list(map(ord, string.punctuation))
   for code in range(sys.maxunicode):
     if unicodedata.category(chr(code)).startswith("P"):
@@ -112,10 +109,7 @@ def _remove_determiners(text: str) -> str:
 
 
 def token_f1(gold: str, predicted: str) -> float:
-  """Return the F1 of two normalised texts' word multisets (SQuAD v1.1).
-
-  It is 0 without a common word, even if both texts are empty.
-  """
+  """Return the F1 of two normalised texts' words (SQuAD 1.1); 0 if they share no word."""
   gold_words = gold.split()
   predicted_words = predicted.split()
   common = collections.Counter(gold_words) & collections.Counter(predicted_words)

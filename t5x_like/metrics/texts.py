@@ -42,9 +42,9 @@ class TextMetric:
 
   Attributes:
     metric: the metric that scores the converted texts.
-    reference: converts an example's correct texts, at least one, to the metric's reference, which
-      is None if there is no label. Raises ValueError for texts that it cannot convert.
-    prediction: converts a generated text to the metric's prediction; None counts as wrong.
+    reference: `(an example's correct texts, at least one) -> the metric's reference`, None if there
+      is no label; raises ValueError for texts that it cannot convert.
+    prediction: `(a generated text) -> the metric's prediction`; None counts as wrong.
   """
 
   metric: Metric

@@ -54,7 +54,7 @@ class Example:
     id: the name in `_Benchmark.shots`.
     listed_question, listed_choices: the text before the choices and the choices in MCF; empty for
       those of CF.
-    ending: of WinoGrande, the text after each choice; a choice then ends its context.
+    ending: the text after each choice, in WinoGrande; a choice then ends its context.
   """
 
   where: str
@@ -75,7 +75,7 @@ class _Benchmark:
     read: `(file and line, record) -> Example`.
     questions, examples: the possible names of the files with the questions and with the examples.
     shots: the ids of the examples, in order.
-    rule: of the formulation CF.
+    rule: the rule of the formulation CF.
     prefix, suffix: the texts before a question and, in CF, after it.
     list_prefix: the text before the listed choices.
     is_sampled: whether `SAMPLED` of the questions are asked.

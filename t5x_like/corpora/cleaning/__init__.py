@@ -93,10 +93,7 @@ class Duplicates(Step):
     """Remove duplicates from a page that has at least one marked signature."""
 
   def mark_repeats_in_part(self, signatures: np.ndarray) -> np.ndarray:
-    """Mark duplicates among the signatures [n, ...] of one part: bool [n].
-
-    These need no comparison with other parts.
-    """
+    """Mark what repeats within one part, of its signatures [n, ...]: bool [n]."""
     return np.zeros(len(signatures), bool)
 
 

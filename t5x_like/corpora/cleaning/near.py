@@ -22,8 +22,8 @@ SHINGLE = 5  # words
 # of similarity 0.5 with probability 0.06.
 HASHES = 128
 BANDS = 16
-MIN_SIMILARITY = 0.8  # minimum share of equal minima in near duplicates
-REPRESENTATIVES = 1024  # maximum pages per key with which others are compared
+MIN_SIMILARITY = 0.8  # the least share of equal minima in near duplicates
+REPRESENTATIVES = 1024  # the most pages of a key with which its others are compared
 _PAIRS_AT_ONCE = 2**14  # pairs of signatures to compare together, within memory
 
 

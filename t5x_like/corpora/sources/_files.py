@@ -96,10 +96,7 @@ class FileSource(Source):
     return self._files[split][slice(*part) if part else slice(None)]
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Return runs of files of at least `part_bytes` each.
-
-    They are ranges [first, end) of file numbers.
-    """
+    """Return ranges [first, end) of file numbers, each of at least `part_bytes` bytes."""
     check_split(self, split)
     parts = []
     first = 0

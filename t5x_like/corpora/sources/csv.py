@@ -64,9 +64,6 @@ class Source(FileSource):
 
 
 def _separator(header: str) -> str:
-  """Return the character that separates the cells of a header.
-
-  It is the first of comma, semicolon and tab that occurs outside quotes.
-  """
+  """Return the separator of a header: the first of comma, semicolon and tab outside quotes."""
   unquoted = "".join(header.split('"')[::2])
   return next((mark for mark in _SEPARATORS if mark in unquoted), ",")

@@ -190,7 +190,7 @@ def _check_card(card: LocalPath) -> None:
 def _file_names(data_files: Any) -> Iterator[str]:
   """Yield the names and patterns of files in a value of `data_files`.
 
-  It is a name, a list, a dictionary by split, or a list of dictionaries `{split: NAME, path: …}`.
+  The value is a name, a list, a dictionary by split, or a list of `{split: NAME, path: …}`.
   """
   if isinstance(data_files, str):
     yield data_files

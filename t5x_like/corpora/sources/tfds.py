@@ -68,10 +68,7 @@ def _builder(spec: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
 
 @functools.cache
 def _gate_features() -> None:
-  """Keep TFDS from importing any module that the files of a prepared dataset name.
-
-  They name the classes of features.
-  """
+  """Keep TFDS from importing the modules of features that a prepared dataset's files name."""
   connector = tfds.features.FeatureConnector
   find = connector.cls_from_name
 

@@ -39,10 +39,7 @@ class Source(FileSource):
     self._wanted_parts = {*fields, *(field.partition(".")[0] for field in fields)}
 
   def classes(self, field: str) -> tuple[str, ...]:
-    """Read the classes from all shards.
-
-    They are whole numbers from 0 to the largest, or the other values, sorted.
-    """
+    """Read the classes from all shards: whole numbers from 0 to the largest, or sorted values."""
     labels = Source(self._spec, fields=(field,))
     class_values = set()
     for split in self.splits:
@@ -147,10 +144,7 @@ class _FiniteFile:
 
 
 def _is_part(name: str) -> bool:
-  """Return whether a file is a part of a sample.
-
-  It is neither hidden, such as macOS's `._0017.jpg`, nor without a field.
-  """
+  """Return whether a file is part of a sample: with a field, and not hidden as `._0017.jpg`."""
   sample, dot, field = name.rpartition("/")[2].partition(".")
   return bool(sample and dot and field)
 

@@ -128,7 +128,8 @@ class Captions:
 
     Args:
       index_B: the images.
-      share_B: selects a caption of each image, in [0, 1): 0 is the first, 0.5 the middle one.
+      share_B: the place of a caption among those of its image, in [0, 1): 0 is the first, 0.5 the
+        middle one.
     """
     within_B = np.floor(share_B * self.number_N[index_B]).astype(np.int64)
     return self.rows(self.first_N[index_B] + within_B)

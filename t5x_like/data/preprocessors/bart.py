@@ -66,9 +66,9 @@ def delete(tokens_BW: tf.Tensor, rate: float, key_B: tf.Tensor) -> tf.Tensor:
 
 
 def max_spans(noise_tokens: int, mean: float) -> int:
-  """Return the maximum number of spans in infilling, ten standard deviations above the mean.
+  """Return the most spans of infilling: ten standard deviations above the mean, or `noise_tokens`.
 
-  It is at most `noise_tokens`, so that the result is never longer than the text.
+  With at most `noise_tokens` spans, the result is never longer than the text.
   """
   expected = noise_tokens / mean
   return min(math.ceil(expected + 10 * math.sqrt(expected / mean + 1) + 4), noise_tokens)

@@ -169,10 +169,7 @@ class Masking:
     return (score_BL >= lowest_B[:, None]) & maskable_BL & (budget_B > 0)[:, None]
 
   def _scores(self, key_B, number_BL):
-    """Draw scores 0..2^31-1 for the items of every row.
-
-    They are distinct because their low bits are the items' numbers.
-    """
+    """Draw distinct scores 0..2^31-1 for the items of every row; low bits are items' numbers."""
     number_bits = max(1, (self.length - 1).bit_length())
     bits_BL = tf.bitwise.right_shift(random.bits(key_B, self.length), tf.constant(1, tf.uint32))
     high_BL = tf.bitwise.right_shift(tf.cast(bits_BL, tf.int32), number_bits)

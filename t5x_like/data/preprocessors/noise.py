@@ -31,9 +31,9 @@ def left_justify(
   Args:
     tokens_BW: int32 [B, W].
     keep_BW: bool [B, W]; the kept tokens and EOS must fit in `length`.
-    length: length of the result.
-    eos_id: closes every row.
-    pad_id: padding.
+    length: the length of the result.
+    eos_id: the id after the tokens of every row; None for none.
+    pad_id: the id of padding.
 
   Returns:
     int32 [B, length].
@@ -60,28 +60,28 @@ def replace_spans(
   Args:
     tokens_BW: int32 [B, W].
     noise_BW: bool [B, W].
-    sentinels: ids of the sentinels, at least as many as there can be runs.
-    inputs_length: at least the kept tokens, the runs and EOS.
-    targets_length: at least the noise, the runs and EOS.
-    eos_id: closes both, unless None.
-    pad_id: padding.
+    sentinels: the ids of the sentinels, at least as many as there can be runs.
+    inputs_length: the length of inputs, enough for the kept tokens, a sentinel per run and EOS.
+    targets_length: the length of targets, enough for the noise, a sentinel per run and EOS.
+    eos_id: the id after inputs and after targets; None for none.
+    pad_id: the id of padding.
 
   Returns:
     `inputs` int32 [B, inputs_length] and `targets` int32 [B, targets_length].
   """
-  first_BW = noise_BW & ~tf.pad(noise_BW[:, :-1], [[0, 0], [1, 0]])
-  runs_BW = tf.cumsum(tf.cast(first_BW, tf.int32), axis=1)  # runs begun so far
-  sentinels_BW = tf.gather(tf.constant(sentinels, tf.int32), tf.maximum(runs_BW - 1, 0))
-  keep_BW = ~noise_BW | first_BW
+  is_first_BW = noise_BW & ~tf.pad(noise_BW[:, :-1], [[0, 0], [1, 0]])
+  num_runs_BW = tf.cumsum(tf.cast(is_first_BW, tf.int32), axis=1)  # so far
+  sentinels_BW = tf.gather(tf.constant(sentinels, tf.int32), tf.maximum(num_runs_BW - 1, 0))
+  keep_BW = ~noise_BW | is_first_BW
   inputs = left_justify(
-    tf.where(first_BW, sentinels_BW, tokens_BW), keep_BW, inputs_length, eos_id, pad_id
+    tf.where(is_first_BW, sentinels_BW, tokens_BW), keep_BW, inputs_length, eos_id, pad_id
   )
-  noises_BW = tf.cumsum(tf.cast(noise_BW, tf.int32), axis=1)
+  num_noise_BW = tf.cumsum(tf.cast(noise_BW, tf.int32), axis=1)
   # The positions of noise tokens; a sentinel goes just before the first token of its run.
-  position_BW = noises_BW + runs_BW - 1
-  parts = [(tokens_BW, position_BW, noise_BW), (sentinels_BW, position_BW - 1, first_BW)]
+  position_BW = num_noise_BW + num_runs_BW - 1
+  parts = [(tokens_BW, position_BW, noise_BW), (sentinels_BW, position_BW - 1, is_first_BW)]
   if eos_id is not None:
-    last_B1 = noises_BW[:, -1:] + runs_BW[:, -1:]
+    last_B1 = num_noise_BW[:, -1:] + num_runs_BW[:, -1:]
     parts.append((tf.fill(tf.shape(last_B1), eos_id), last_B1, tf.ones_like(last_B1, tf.bool)))
   return {"inputs": inputs, "targets": _place(parts, targets_length, pad_id)}
 
@@ -141,10 +141,7 @@ def shuffle_tokens(tokens_BW: tf.Tensor, bits_BW: tf.Tensor) -> tf.Tensor:
 
 
 def noise_mask(bits_BW: tf.Tensor, k: int) -> tf.Tensor:
-  """Draw a uniformly random subset of `k` tokens per row.
-
-  Random words uint32 [B, W] -> bool [B, W].
-  """
+  """Draw `k` tokens of every row uniformly: random words uint32 [B, W] -> bool [B, W]."""
   positions = tf.math.top_k(tf.bitcast(bits_BW, tf.int32), k=k, sorted=False).indices
   batch = tf.shape(bits_BW)[0]
   length = bits_BW.shape[1]
@@ -158,8 +155,8 @@ def _place(parts, length: int, pad_id: int) -> tf.Tensor:
 
   Args:
     parts: tuples of (values, positions, mask of the values to put), each [B, N].
-    length: length of a row.
-    pad_id: padding.
+    length: the length of a row.
+    pad_id: the id of padding.
   """
   batch = tf.shape(parts[0][0])[0]
   row_B1 = tf.range(batch)[:, None] * length
@@ -170,6 +167,6 @@ def _place(parts, length: int, pad_id: int) -> tf.Tensor:
     flat_values.append(tf.boolean_mask(values_BN, mask_BN))
   positions = tf.concat(flat_positions, 0)
   values = tf.concat(flat_values, 0)
-  # Added to zeros, so that padding is 0 meanwhile.
+  # `scatter_nd` adds to zeros, so values are relative to padding.
   flat = tf.scatter_nd(positions[:, None], values - pad_id, [batch * length]) + pad_id
   return tf.reshape(flat, [-1, length])

@@ -201,19 +201,14 @@ class Chat:
     return self._pieces[self._template.end_of_turn]
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation cannot be learned from, or None.
-
-    It cannot if it has no answer, or if `check_prompt` refuses it.
-    """
+    """Return why a conversation teaches nothing: no answer, or as `check_prompt`; else None."""
     skip = self.check_prompt(messages, where)
     if skip is None and not any(message.role == ASSISTANT for message in messages):
       skip = Skip("no answer")
     return skip
 
   def check_prompt(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation cannot be encoded, or None.
-
-    It cannot if it has an empty answer, or a content that spells a special piece.
+    """Return why a conversation cannot be encoded: an empty answer or a special piece; else None.
 
     Raises:
       UserError: a message has a role that is not in the template.

@@ -42,7 +42,7 @@ class ExampleRows:
 
   Attributes:
     num_rows: the number of rows.
-    read: makes the features of rows, int64 [B] -> each [B, *shape].
+    read: a function that makes the features of rows, int64 [B] -> each [B, *shape].
     used: the number of the example in each row, int64 [num_rows]; None if rows hold several.
     view: (a record, its location, its position in the list) -> the metrics' view of an example,
       without its `record`. The list is `used`, or all examples without it. None if metrics have no

@@ -26,10 +26,7 @@ def number_labels(names: list | tuple, key: str) -> dict[str, int]:
 
 
 def is_unlabelled(label: str, numbers: dict[str, int] | None) -> bool:
-  """Return whether a label means that its example has none.
-
-  It does if it is -1, labels are class names, and no class has this name.
-  """
+  """Return whether a label is -1 and means none: labels are class names, and no class is -1."""
   return label == UNLABELLED and numbers is not None and UNLABELLED not in numbers
 
 

@@ -42,10 +42,7 @@ _PROBES = (
 
 
 def find_template_text(vocabulary: Vocabulary) -> str | None:
-  """Return the chat template in a vocabulary's files; None if there is none.
-
-  It is in `chat_template.jinja` or tokenizer_config.json.
-  """
+  """Return the template in `chat_template.jinja` or tokenizer_config.json; None without one."""
   files = getattr(vocabulary, "original_files", {})
   if FILE in files:
     return files[FILE].decode("utf-8", "replace")
@@ -252,20 +249,14 @@ class PublishedChat:
     return {"published": hashlib.sha256(find_template_text(self._vocabulary).encode()).hexdigest()}
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation is unusable for learning, if it is.
-
-    It has no answer, or `check_prompt` refuses it.
-    """
+    """Return why a conversation teaches nothing: no answer, or as `check_prompt`; else None."""
     skip = self.check_prompt(messages, where)
     if skip is None and not any(message.role == ASSISTANT for message in messages):
       skip = Skip("no answer")
     return skip
 
   def check_prompt(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Return why a conversation is unusable, if it is.
-
-    It has an empty answer, or a content that spells a special piece.
-    """
+    """Return why a conversation is unusable: an empty answer or a special piece; else None."""
     for message in messages:
       if message.role == ASSISTANT and not message.content.strip():
         return Skip("empty answer")

@@ -64,7 +64,7 @@ def character_spans(word: str, ids: list[int], vocabulary: Vocabulary) -> list[t
 def _extend_over_marks(word: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
   """Extend each span over the visible characters after it that belong to no token.
 
-  These are accents, vowel signs and jamo. Joiners and marks of direction are not visible.
+  Visible are accents, vowel signs and jamo, but not joiners and marks of direction.
   """
   extended = []
   next_begins = [begin for begin, _ in spans[1:]] + [len(word)]

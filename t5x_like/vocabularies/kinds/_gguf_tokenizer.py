@@ -276,7 +276,7 @@ def write_tokenizer(
 
   Args:
     model: its `tokenizer.json`, complete with added tokens; None if it has none.
-    vocabulary: gives the special ids.
+    vocabulary: the vocabulary, for its special ids.
     enclosing: the ids before and after a text.
     size: the number of the model's token vectors; ids without a piece are unused.
   Raises:

@@ -68,10 +68,7 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _factor(step: dict[str, Any]) -> float:
-  """Return an upper bound on the characters that a step makes of one.
-
-  It is 1 for steps without text of their own.
-  """
+  """Return a bound on the characters that a step makes of one; 1 without text of its own."""
   if step.get("type") == "Precompiled":
     try:
       return max(1, longest_replacement(base64.b64decode(step["precompiled_charsmap"])))

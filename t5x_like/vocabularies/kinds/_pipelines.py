@@ -398,9 +398,7 @@ WHOLE_FILE_MODEL_TYPES = {
 def choose_class(
   config: dict[str, Any], model_config: dict[str, Any], file: dict[str, Any] | None
 ) -> str | None:
-  """Choose the tokenizer's class as `transformers` does.
-
-  It is the named class, or else the class of the model type.
+  """Choose the tokenizer's class as `transformers` does: as named, else by the model type.
 
   Args:
     file: the content of `tokenizer.json`, if there is one.

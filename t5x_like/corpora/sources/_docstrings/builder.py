@@ -81,9 +81,9 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
 
   Args:
     config: a name among BUILDER_CONFIGS (`installed` by default) or another `DocstringsConfig`.
-    data_dir: directory for prepared datasets; None is TFDS's default.
+    data_dir: the directory for prepared datasets; None is TFDS's default.
     file_format: the record format to write.
-    progress: called with (files read, total files) while the packages are read.
+    progress: `(files read, total files)`, a function to call while the packages are read.
 
   Raises (when prepared):
     UserError: no package is installed, or a split would be empty.

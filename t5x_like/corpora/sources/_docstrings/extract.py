@@ -120,10 +120,7 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
 
 
 def parse(source: bytes) -> list[tuple[str, str]]:
-  """Return (text, qualname) of each docstring in a file's source for which `is_prose` is true.
-
-  There are none if the source is not valid Python.
-  """
+  """Return (text, qualname) of each docstring that `is_prose`; none if a file is invalid Python."""
   if b'"""' not in source and b"'''" not in source:
     return []
   try:
