@@ -49,7 +49,8 @@ def row_keys(seed: int, *words_B: tf.Tensor) -> tf.Tensor:
   """Return a 64-bit key per row, uint64 [B].
 
   Args:
-    seed: an integer.
+    seed: a run's seed or, with a row's key as the word, the number of one of the row's draws, which
+      are independent if their numbers differ.
     words_B: integer tensors [B], absorbed one after the other.
   """
   key_B = _mix(tf.constant((int(seed) + GOLDEN_GAMMA) % _WORD, tf.uint64))

@@ -62,7 +62,8 @@ def read_rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tu
   Args:
     content: the content of the file.
     where: the file, for the warning.
-    check: raises ValueError, TypeError or KeyError for an object that is no line of this file.
+    check: the function that raises ValueError, TypeError or KeyError for an object that is no line
+      of this file.
   """
   for number, line in enumerate(content.split(b"\n"), start=1):
     if not line.strip():

@@ -288,9 +288,9 @@ def _read(
   Args:
     root: the URL of the bucket.
     parts: the key and the range of each read.
-    url_of_key: returns the URL of a key, for messages.
+    url_of_key: `(key) -> its URL`, for messages.
     seconds: how long to wait for each, over all attempts.
-    versions: filled with the version of each file, by key, where the store gives one.
+    versions: the dictionary to fill with each file's version, by key, where the store gives one.
   """
   files = clients.open_client(root)
   requests = [files.read(key, part) for key, part in parts]

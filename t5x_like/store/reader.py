@@ -186,7 +186,7 @@ class Store:
       firsts: the first value of each shard, and the total.
       starts_N, sizes_N: the ranges.
       value_bytes: the size of a value.
-      buffer: takes all ranges, one after the other.
+      buffer: the buffer for all ranges, one after the other.
 
     Returns:
       (shard, offset in bytes, its part of the buffer) for each read.

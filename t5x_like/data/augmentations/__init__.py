@@ -32,9 +32,9 @@ class Augmentation(Generic[Image]):
     numbers: the number of random numbers that it takes.
     apply: (image, float32 [numbers] in [0, 1)) -> image. An image is float32 [Y, X, C], 0 to 255,
       of any size; in `contrib/detection` it also has boxes.
-    box: computes the crop of an augmentation that begins with one: (height and width int32 [2],
-      float32 [numbers]) -> int32 [4] (y, x, height, width). `apply` then takes the cropped image,
-      so that only this part of a file need be decoded. None if there is no crop.
+    box: (height and width int32 [2], float32 [numbers]) -> the crop with which an augmentation
+      begins, int32 [4] (y, x, height, width). `apply` then takes the cropped image, so that only
+      this part of a file need be decoded. None if there is no crop.
   """
 
   numbers: int

@@ -84,7 +84,7 @@ class Pixels:
 
     Args:
       encoded: the encoded image.
-      find_box: returns the box, int32 [4] (y, x, height, width), for the image's height and width.
+      find_box: `(height and width of the image) -> the box`, int32 [4] (y, x, height, width).
     """
 
     def decode_other() -> tf.Tensor:
@@ -285,8 +285,8 @@ class ImageArguments(SourceArguments):
       version: the task's name and version; increase the version when its examples change.
       store: the images.
       mixing: how images are mixed; None for no mixing.
-      make_extra: computes further features from the features of a batch, its random numbers, and
-        whether it is for training; None for no further features.
+      make_extra: `(features of a batch, its random numbers, whether it is for training) -> further
+        features`; None for none.
       facts: all that these depend on besides the arguments and the images; JSON.
 
     Raises:

@@ -125,8 +125,8 @@ def open_store(
     facts: all else that determines the examples besides the vocabulary; JSON-serialisable.
     vocabulary: the vocabulary of the ids.
     streams: the names of the token streams, and whether their examples end with EOS.
-    examples: turns (where, record) pairs into examples, each by itself; a `Skip` is counted. Called
-      only for preparation, and in other processes.
+    examples: `((where, record) pairs) -> examples`, each made by itself; a `Skip` is counted. It is
+      called only for preparation, and in other processes.
     cache: the local directory of all prepared examples.
     verify: the checks on opening, see `Store.open`.
 
@@ -157,7 +157,7 @@ class PreparedExamples(prepared.PreparedStore):
 
   Attributes:
     streams: the names of the token streams, and whether their examples end with EOS.
-    make_examples: turns (where, record) pairs into examples, see `open_store`.
+    make_examples: `((where, record) pairs) -> examples`, see `open_store`.
     unit: the first stream.
   """
 

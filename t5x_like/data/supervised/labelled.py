@@ -101,8 +101,8 @@ class LabelledArguments(SourceArguments):
       vocabulary: the vocabulary of the ids.
       fields: the fields of a record in use.
       streams: the names of the examples' token streams, and whether they end with EOS.
-      make_example: turns a record and its location into an example, or a `Skip`, which is counted.
-      make_rows: arranges the prepared examples in rows.
+      make_example: `(record, its location) -> an example`, or a `Skip`, which is counted.
+      make_rows: `(prepared examples) -> rows of them`.
       example_facts: all that the examples depend on besides the arguments and the vocabulary;
         JSON.
       row_facts: all that rows depend on besides the examples, the arguments and the vocabulary;

@@ -49,8 +49,8 @@ class MaskedRowArguments(TextArguments):
     random_next: share of pairs whose second segment is from another document.
     short_pairs: share of segment pairs that are cut to a random size.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
-    segment_ids: adds segments, 1 for tokens and 0 for padding. Turn them off for attention cores
-      without segments, such as BigBird's; the vocabulary's padding id then marks padding.
+    segment_ids: whether to add segments, 1 for tokens and 0 for padding. Attention cores without
+      segments, such as BigBird's, need False; the vocabulary's padding id then marks padding.
     packed: several sequences per row of `doc_sentences` and `segment_pair`, separated by segments;
       a pair's features then have an axis K for the pairs of a row: `next_sentence_label`, and
       `encoder_cls_positions`, where each begins (0 also where there is none).

@@ -32,8 +32,8 @@ class Arguments(TextArguments):
     length: length of inputs and targets, EOS included.
     infill: fraction of the tokens in spans that become one mask each.
     poisson_mean: mean tokens of such a span.
-    permute_sentences: puts the sentences in a random order.
-    rotate: begins the window at a random token.
+    permute_sentences: whether to put the sentences in a random order.
+    rotate: whether to begin the window at a random token.
     mask: fraction of tokens that become the mask.
     delete: fraction of tokens deleted.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.

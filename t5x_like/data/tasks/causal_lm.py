@@ -29,8 +29,8 @@ class Arguments(TextArguments):
 
   Attributes:
     length: tokens in a window, and of every feature.
-    document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every
-      document.
+    document_mask: whether to add `decoder_segment_ids` and `decoder_positions`, which restart with
+      every document.
     documents_end: the end of each document in the store: `eos`, which the model learns to predict,
       `nothing` or `any`.
   """

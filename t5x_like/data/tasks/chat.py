@@ -150,7 +150,7 @@ class _Conversations:
   """Conversations from records.
 
   Args:
-    chat: writes conversations as tokens.
+    chat: the writer of conversations as tokens.
     templates: the templates of a user's message and its answer, by role; empty for conversations.
     messages_field: the field of the conversation, if there are no templates.
 

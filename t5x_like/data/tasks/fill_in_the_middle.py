@@ -41,8 +41,8 @@ class Arguments(TextArguments):
     level: the units between which cuts fall.
     sentinels: the pieces for prefix, suffix and middle; by default one of
       `preprocessors.fill_in_the_middle.KNOWN_PIECES`.
-    document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every
-      document.
+    document_mask: whether to add `decoder_segment_ids` and `decoder_positions`, which restart with
+      every document.
     documents_end: the end of each document in the store: `eos`, `nothing` or `any`.
   """
 

@@ -41,7 +41,7 @@ def look_up_special_pieces(piece_id: Callable[[str], int | None]) -> dict[str, i
   """Look up the ids of mask, cls, sep and bos by their usual spellings.
 
   Args:
-    piece_id: returns the id of a piece, None for an unknown piece.
+    piece_id: `(piece) -> its id`, None for an unknown piece.
   """
   special_pieces = {}
   for name, spellings in SPELLINGS.items():
