@@ -224,6 +224,7 @@ class FullSentences:
     self._rule = rule
     self._ids = ids
     self._length = length
+    # the tokens among which a sentence's beginning is sought at both ends of a row
     self._search = max(1, min(4, length // 16), length // 24)
     self._stride = length - 2 - self._search
     self._read_length = 2 + self._stride + self._search
@@ -239,18 +240,18 @@ class FullSentences:
     stride = self._stride
     search = self._search
     R = self._read_length
-    window_BR, first_BR = tf.numpy_function(
+    window_BR, is_first_BR = tf.numpy_function(
       self._read, [starts_B], [tf.int32, tf.bool], stateful=False
     )
     batch = example_index_B.shape[0]
     window_BR = tf.ensure_shape(window_BR, [batch, R])
-    first_BR = tf.ensure_shape(first_BR, [batch, R])
+    is_first_BR = tf.ensure_shape(is_first_BR, [batch, R])
 
-    begins_BR = tf.pad(self._rule.starts(window_BR), [[0, 0], [1, 0]]) | first_BR
+    is_begin_BR = tf.pad(self._rule.starts(window_BR), [[0, 0], [1, 0]]) | is_first_BR
 
     def find_begin(position: int) -> tf.Tensor:
       """Return the first beginning of a sentence within `search` tokens, or `position` itself."""
-      candidates = begins_BR[:, position : position + search]
+      candidates = is_begin_BR[:, position : position + search]
       # `argmax` is 0 if no sentence begins.
       return position + tf.argmax(candidates, axis=1, output_type=tf.int32)
 
@@ -259,10 +260,10 @@ class FullSentences:
     if self._tokens.append_eos:  # a separator stands between documents already
       text_BT = tf.where(window_BR == self._tokens.vocabulary.eos_id, self._ids.sep, window_BR)
       text_BT = segments.take_tokens(text_BT, start_B, self._length - 2)
-      size_B = end_B - start_B - tf.cast(tf.gather(first_BR, end_B, batch_dims=1), tf.int32)
+      size_B = end_B - start_B - tf.cast(tf.gather(is_first_BR, end_B, batch_dims=1), tf.int32)
     else:
       text_BT, size_B = segments.insert_separators(
-        window_BR, start_B, end_B, first_BR, self._ids.sep, self._length - 2
+        window_BR, start_B, end_B, is_first_BR, self._ids.sep, self._length - 2
       )
     return segments.single_segment(text_BT, size_B, self._length, *self._ids)
 
@@ -271,8 +272,8 @@ class FullSentences:
     R = self._read_length
     T = self._tokens.num_tokens
     window_BR = windows.read_wrapped(self._tokens.windows, starts_B, R, T)
-    first_BR = windows.read_wrapped(self._tokens.document_begins, starts_B, R, T)
-    return window_BR, first_BR
+    is_first_BR = windows.read_wrapped(self._tokens.document_begins, starts_B, R, T)
+    return window_BR, is_first_BR
 
 
 class DocSentences:
