@@ -63,9 +63,9 @@ class Stream:
     num_skipped = self.skipped.size
     last_end = int(later_draws[-1]) + 1 if later_draws.size else 0
     end = max(num_draws, num_skipped, last_end)
-    left_draws = np.setdiff1d(np.arange(num_draws, end), later_draws)
-    still_skipped = self.skipped[left_draws[left_draws < num_skipped]]
-    newly_skipped = left_draws[left_draws >= num_skipped] + self.next - num_skipped
+    missing_draws = np.setdiff1d(np.arange(num_draws, end), later_draws)
+    still_skipped = self.skipped[missing_draws[missing_draws < num_skipped]]
+    newly_skipped = missing_draws[missing_draws >= num_skipped] + self.next - num_skipped
     return dataclasses.replace(
       self,
       next=self.next + end - num_skipped,
