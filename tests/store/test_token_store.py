@@ -134,7 +134,7 @@ def test_open_files_are_closed_when_descriptors_run_out(tmp_path, monkeypatch):
       raise OSError(24, "Too many open files")
     return original_open(path, *args)
 
-  local_ranges._pool._keep(0)
+  local_ranges._pool._shrink(0)
   monkeypatch.setattr(os, "open", fail_once)
   np.testing.assert_array_equal(store.windows([0], store.num_tokens), stream)
   assert failed
