@@ -140,7 +140,7 @@ def test_entries_are_marked_as_by_a_plain_loop(count, monkeypatch):
   assert _repeats.mark_repeats(**key_entries).tolist() == expected_repeats
   assert near.mark_shared(**key_entries).tolist() == [num_entries[key] > 1 for key in keys]
   minhash = generator.integers(0, 2, (count, 16)).astype(np.uint32)
-  monkeypatch.setattr(near, "_ROWS", 7)
+  monkeypatch.setattr(near, "_PAIRS_AT_ONCE", 7)
   for max_representatives in (3, 1_000):
     monkeypatch.setattr(near, "REPRESENTATIVES", max_representatives)
     expected = [False] * count
