@@ -20,6 +20,8 @@ REPO = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (REPO / "docs/reproduce.md").read_text()
 COMMAND = re.compile(r"^python -m (\S+) (.*)$", re.MULTILINE)
 CODE_SPAN = re.compile(r"`([^`]+)`")
+# A flag and its further values, as in `--config.KEY=A`, `B`, `C`.
+FLAG_WITH_VALUES = re.compile(r"`(--config\.[^`=]+=[^`]+)`((?:, `[^`:-][^`]*`)+)")
 RECIPE = re.compile(r"configs/\w+/\w+\.py(?::[\w,/]+)?")
 
 
@@ -128,7 +130,29 @@ def test_the_commands_of_a_section_parse_and_its_recipes_load(section, monkeypat
       else:
         check_tool(module, arguments)
     else:
-      check_row(split_spans(line), train_command, evaluate_command, monkeypatch)
+      for row in expand_values(line):
+        check_row(split_spans(row), train_command, evaluate_command, monkeypatch)
+
+
+def expand_values(line: str) -> list[str]:
+  """Return a line once for each value of its flag with several values."""
+  match = FLAG_WITH_VALUES.search(line)
+  if match is None:
+    return [line]
+  flag, further_values = match.groups()
+  flags = [flag]
+  for value in CODE_SPAN.findall(further_values):
+    # A string in quotation marks replaces the last string of a JSON value.
+    replaced = r'"[^"]*"(?=[^"]*$)' if value.startswith('"') else r"(?<==).*"
+    flags.append(re.sub(replaced, value, flag, count=1))
+  return [line.replace(match[0], f"`{variant}`") for variant in flags]
+
+
+def test_a_flag_with_several_values_is_checked_with_each():
+  line = "| 6 | noise | `--config.a=1`, `2` `--config.b=3` |"
+  assert expand_values(line) == [line.replace(", `2`", ""), line.replace("1`, `2`", "2`")]
+  line = """`--config.a='{"name": "x", "at": "y"}'`, `"z"`"""
+  assert expand_values(line)[1] == """`--config.a='{"name": "x", "at": "z"}'`"""
 
 
 def split_spans(line: str) -> list[list[str]]:
