@@ -12,31 +12,32 @@ from t5x_like.certificate.history import Break
 from tests.certificate import chains
 from tests.certificate.chains import digest_of, rollback, save, start, step
 
-NAN = "7fc00000"
-DIGITS = [step(n) for n in range(1, 10)]
+NAN = "7fc00000"  # the bits of a float32
+SAVE_EVERY = 4
 
 
-def run_of(last: int, first: int = 1, every: int = 4) -> list[dict]:
-  """Return the records of steps, with a save at every few."""
+def run_of(last: int, first: int = 1) -> list[dict]:
+  """Return the records of steps `first` to `last`, with a save at every fourth step."""
   records = []
   for number in range(first, last + 1):
     records.append(step(number))
-    if number % every == 0:
+    if number % SAVE_EVERY == 0:
       records.append(save(number))
   return records
 
 
-def breaks(records: list[dict], at: int, aspect: str, *words: str) -> None:
-  """Assert that records are no history, and where."""
+def assert_break(records: list[dict], at: int, aspect: str, *words: str) -> None:
+  """Assert that records are refused at a step, for an aspect and with words in the reason."""
   with pytest.raises(Break) as error:
     chains.read(records)
-  assert (error.value.step, error.value.aspect) == (at, aspect), error.value
+  assert error.value.step == at, error.value
+  assert error.value.aspect == aspect, error.value
   for word in words:
     assert word in error.value.reason, error.value
 
 
 def test_random_kills_leave_one_history():
-  """A run is killed anywhere and goes on from its last save; every record may be the last."""
+  """A run is killed after any record and continues from its last save."""
   generator = random.Random(0)
   for _ in range(50):
     records = [start()]
@@ -48,7 +49,7 @@ def test_random_kills_leave_one_history():
       records += run_of(last, position + 1)
       repeated += max(0, min(last, reached) - position)
       reached = max(reached, last)
-      position = last // 4 * 4
+      position = last - last % SAVE_EVERY
       records.append(start(position))
     history = chains.read(records)
     assert history.repeated == repeated
@@ -61,19 +62,21 @@ def test_a_rollback_and_a_kill_in_the_middle_of_it():
   refused = step(7, loss=NAN, refused="train/loss is nan")
   first = [start(), *run_of(6), refused]
   after = [step(n, passed=3) for n in range(5, 10)]
-  whole = [*first, rollback(7, 4, 3), *after]
-  history = chains.read(whole)
+  back_to_4 = rollback(refused_step=7, target=4, passed=3)
+  history = chains.read([*first, back_to_4, *after])
   assert history.last_step == 9
   assert [step.batch_index for step in history.steps.values()] == [0, 1, 2, 3, 7, 8, 9, 10, 11]
-  # killed after the rollback was recorded, and before anything was saved after it
-  again = [*first, rollback(7, 4, 3), *after[:2], start(4), *run_of(6, 5), refused]
-  history = chains.read([*again, rollback(7, 4, 3), *after])
+  # Killed after the rollback was recorded and before the next save.
+  again = [*first, back_to_4, *after[:2], start(4), *run_of(6, first=5), refused]
+  history = chains.read([*again, back_to_4, *after])
   assert history.repeated == 5
   assert len(history.rollbacks) == 2
-  breaks([start(), *run_of(7), rollback(7, 4, 3)], 7, "chain", "which no record before it refuses")
-  breaks([*first, rollback(7, 4, 2)], 4, "data", "passes over 2 batches, expected 3")
-  breaks([*first, rollback(7, 5, 2)], 5, "state", "never saved")
-  breaks([*first, rollback(7, 4, 3), step(5)], 5, "data", "of batch 4, expected 7")
+  assert_break([start(), *run_of(7), back_to_4], 7, "chain", "which no record before it refuses")
+  too_few = rollback(refused_step=7, target=4, passed=2)
+  assert_break([*first, too_few], 4, "data", "passes over 2 batches, expected 3")
+  unsaved = rollback(refused_step=7, target=5, passed=2)
+  assert_break([*first, unsaved], 5, "state", "never saved")
+  assert_break([*first, back_to_4, step(5)], 5, "data", "of batch 4, expected 7")
 
 
 def test_an_update_left_out_by_one_start_alone_breaks_nothing():
@@ -150,41 +153,47 @@ def test_an_update_left_out_by_one_start_alone_breaks_nothing():
   ],
   ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_no_history_is_named(records, at, aspect, words):
-  breaks(records, at, aspect, words)
+def test_first_record_that_does_not_fit_is_named(records, at, aspect, words):
+  assert_break(records, at, aspect, words)
 
 
 def test_another_layout_may_round_and_another_config_may_differ():
-  two = chains.EXACT | {"devices": 2}
+  two_devices = chains.EXACT | {"devices": 2}
+  first = [start(), *run_of(6)]
   rounded = step(5, loss="40000005", metrics="0" * 32)
-  history = chains.read([start(), *run_of(6), start(4, environment=two), rounded])
-  assert (history.repeated, history.rounded) == (0, 1)
-  far = step(5, loss="40100000", metrics="0" * 32)
-  breaks([start(), *run_of(6), start(4, environment=two), far], 5, "code", "differ by more than")
-  assert chains.read([start(), *run_of(6), start(4, config="f" * 64), far]).last_step == 5
-  # the same layout again, from a state of the other one
-  back = [start(), *run_of(6), start(4, environment=two), rounded, *run_of(8, 6), start(8)]
-  assert chains.read([*back, step(9)]).last_step == 9
+  history = chains.read([*first, start(4, environment=two_devices), rounded])
+  assert history.repeated == 0
+  assert history.rounded == 1
+  different = step(5, loss="40100000", metrics="0" * 32)
+  assert_break(
+    [*first, start(4, environment=two_devices), different], 5, "code", "differ by more than"
+  )
+  assert chains.read([*first, start(4, config="f" * 64), different]).last_step == 5
+  # The first layout again, from a state of the second.
+  second = [start(4, environment=two_devices), rounded, *run_of(8, first=6)]
+  assert chains.read([*first, *second, start(8), step(9)]).last_step == 9
 
 
-def test_gpus_round_differently_at_each_start_unless_told_not_to():
+def test_gpus_round_differently_at_each_start_unless_deterministic():
   gpu = {"environment": chains.EXACT | {"platform": "gpu"}}
   rounded = step(5, loss="40000005", metrics="0" * 32)
   assert chains.read([start(**gpu), *run_of(6), start(4, **gpu), rounded]).rounded == 1
   gpu["environment"]["xla_flags"] = "--xla_gpu_deterministic_ops=true"
-  breaks([start(**gpu), *run_of(6), start(4, **gpu), rounded], 5, "code", "a fork")
+  assert_break([start(**gpu), *run_of(6), start(4, **gpu), rounded], 5, "code", "a fork")
 
 
 def test_a_chain_may_begin_late():
   history = chains.read([start(20), step(21), step(22)])
-  assert (history.begins, history.last_step) == (20, 22)
+  assert history.begins == 20
+  assert history.last_step == 22
   history = chains.read([start(20), step(21), start(10), step(11)])
-  assert (history.begins, list(history.steps)) == (10, [11])
+  assert history.begins == 10
+  assert list(history.steps) == [11]
 
 
 @pytest.mark.parametrize("change", ["edit", "remove", "insert", "swap"])
 def test_a_line_that_is_changed_breaks_the_hash_of_the_next(change):
-  lines = chains.link([start(), *DIGITS])
+  lines = chains.link([start(), *[step(n) for n in range(1, 10)]])
   if change == "edit":
     lines[3] = lines[3].replace(b"40000002", b"40000003")
   elif change == "remove":
@@ -223,7 +232,7 @@ def test_a_writer_reads_only_the_end_of_a_long_chain(tmp_path):
   append(tmp_path, [1])
   path = tmp_path / chain.FILE
   with open(path, "ab") as file:
-    file.truncate(2**33)  # 8 GB of zeros, which take no place
+    file.truncate(2**33)  # 8 GiB of zeros, which take no space on the disk
     file.write(b"\n" + b'{"step": 7}\n')
   writer = ChainWriter(tmp_path, lambda: None)
   assert writer.last_step == 7

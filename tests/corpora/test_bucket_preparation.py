@@ -25,9 +25,9 @@ from t5x_like.store.tokens import TokenStore
 
 pytestmark = pytest.mark.runs
 
-pytest.importorskip("gcsfs")  # here, because importing it takes longer than a lease of 1.2 s
+pytest.importorskip("gcsfs")  # imported first: it takes longer than a lease of 1.2 s
 
-
+BUCKET = "gs://bucket/stores"
 FLAGS = [
   "--split=train",
   "--part_bytes=1",
@@ -71,9 +71,6 @@ def is_shard(path: str) -> bool:
   return "/train/tokens/" in path or "/train/tokens.ends/" in path
 
 
-BUCKET = "gs://bucket/stores"
-
-
 def test_store_in_a_bucket_equals_a_local_store_and_can_be_trained_on(source, local, server):
   server.unavailable = 0.1
   server.delay = 0.001
@@ -88,14 +85,14 @@ def test_store_in_a_bucket_equals_a_local_store_and_can_be_trained_on(source, lo
     return list(itertools.islice(loader.train_batches(span_task, batch_size=8, seed=0), 4))
 
   local_batches = read_batches(str(local))
-  bucket_batches = read_batches("gs://bucket/stores")
+  bucket_batches = read_batches(BUCKET)
   for local_batch, bucket_batch in zip(local_batches, bucket_batches, strict=True):
     for name in local_batch:
       np.testing.assert_array_equal(local_batch[name], bucket_batch[name])
 
 
 def test_source_in_a_bucket_is_opened_by_listing_it(server):
-  """There may be 100,000 files, and a request for each would take too long."""
+  """A request for each of 100,000 files would take too long."""
   (server.root / "pages").mkdir(parents=True)
   for number in range(30):
     (server.root / "pages" / f"{number:02d}.txt").write_text(f"page {number}\n")
@@ -155,10 +152,10 @@ def test_lost_shard_is_written_again(source, local, server):
 
 def test_second_preparation_at_the_same_time_is_refused(source, server, monkeypatch, capsys):
   monkeypatch.setattr(leases, "SECONDS", 1.2)
-  with Lease(as_path("gs://bucket/stores"), ".train.progress.lease", exclusive.WRITING):
+  with Lease(as_path(BUCKET), ".train.progress.lease", exclusive.WRITING):
     assert prepare(source, BUCKET, *FLAGS) == 2
   error = capsys.readouterr().err.strip().splitlines()[-1]
-  assert "gs://bucket/stores: another process is writing this store (process" in error
+  assert f"{BUCKET}: another process is writing this store (process" in error
   assert not (server.root / "stores" / "train").exists()
 
 
@@ -169,14 +166,14 @@ def test_preparation_that_has_lost_its_lease_does_not_publish(
   load_record = building.load_record
 
   def lose_lease_and_load(*arguments):
-    as_path("gs://bucket/stores/.train.progress.lease").write_text('{"holder": "another"}')
+    as_path(f"{BUCKET}/.train.progress.lease").write_text('{"holder": "another"}')
     return load_record(*arguments)
 
   with monkeypatch.context() as patched:
     patched.setattr(building, "load_record", lose_lease_and_load)
-    assert prepare(source, BUCKET, *FLAGS) == 69
+    assert prepare(source, BUCKET, *FLAGS) == 69  # a transient error
   assert "another process has taken it over" in capsys.readouterr().err
-  assert not as_path("gs://bucket/stores/train/manifest.json").exists()
+  assert not as_path(f"{BUCKET}/train/manifest.json").exists()
   # The other holder does not renew its lease, so it is taken over.
   assert prepare(source, BUCKET, *FLAGS) == 0
   assert read_files(server.root / "stores") == read_files(local)

@@ -19,15 +19,18 @@ from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.sources import formats
 from tests import topics
 
-DOCUMENT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")).filter(
-  lambda s: s.strip()
-)
+CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+DOCUMENT = st.text(CHARACTERS).filter(str.strip)
 
 
-def write(path, data: str | bytes):
+def write(path, content: str | bytes):
+  """Write a file, compressed if its name ends in .gz, and return its path."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  data = data.encode() if isinstance(data, str) else data
-  path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+  if isinstance(content, str):
+    content = content.encode()
+  if path.suffix == ".gz":
+    content = gzip.compress(content, mtime=0)
+  path.write_bytes(content)
   return path
 
 
@@ -113,7 +116,7 @@ def test_empty_documents_and_nuls_are_skipped_and_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "source, names",
+  "source, words",
   [
     ("jsonl:{}/x.jsonl", ("jsonl:{}/x.jsonl: found no file",)),
     ("jsonl:{}/*.jsonl", ("found no file",)),
@@ -130,16 +133,13 @@ def test_empty_documents_and_nuls_are_skipped_and_counted(tmp_path):
     ("books/*.txt", ("did you mean 'text:books/*.txt'?",)),
   ],
 )
-def test_sources_without_documents_are_refused(source, names, tmp_path):
+def test_sources_without_documents_are_refused(source, words, tmp_path):
   (tmp_path / "folder").mkdir()
-  for name, content in {
-    "empty": "",
-    "blank": "\n \n",
-    "header.tsv": "text\n",
-    "empty.gz": "",
-  }.items():
-    write(tmp_path / name, content)
-  with refuses(*(name.format(tmp_path) for name in names)):
+  write(tmp_path / "empty", "")
+  write(tmp_path / "blank", "\n \n")
+  write(tmp_path / "header.tsv", "text\n")
+  write(tmp_path / "empty.gz", "")
+  with refuses(*(word.format(tmp_path) for word in words)):
     read_documents(source.format(tmp_path))
 
 
@@ -152,8 +152,8 @@ def test_an_unknown_split_is_refused(tmp_path):
 FORMS = pytest.mark.parametrize("form", ["jsonl", "lines", "text", "tsv"])
 
 
-def first_field(form: str) -> str:
-  """Return the field of the text, which is a number in a table without a header."""
+def text_field(form: str) -> str:
+  """Return the name of the text's field; a table without a header numbers its columns."""
   return "0" if form == "tsv" else "text"
 
 
@@ -170,21 +170,21 @@ def test_damaged_gzip_is_refused(form, damage, tmp_path):
   path = tmp_path / "a.jsonl.gz"
   path.write_bytes(contents[damage])
   with refuses(str(path), "truncated or damaged gzip data"):
-    read_documents(f"{form}:{path}", text_field=first_field(form))
+    read_documents(f"{form}:{path}", text_field=text_field(form))
 
 
 @FORMS
 def test_bytes_that_are_not_utf8_are_refused_with_their_line_number(form, tmp_path):
   path = write(tmp_path / "a", b'{"text": "one"}\n{"text": "caf\xe9"}\n')
   with refuses(f"{path}:2: found byte 0xe9 that is not UTF-8"):
-    read_documents(f"{form}:{path}", text_field=first_field(form))
+    read_documents(f"{form}:{path}", text_field=text_field(form))
   path.write_bytes('{"text": "one"}\n'.encode("utf-16"))
   with refuses(f"{path}:1: found text in UTF-16, expected UTF-8 text; convert it with iconv -f"):
-    read_documents(f"{form}:{path}", text_field=first_field(form))
+    read_documents(f"{form}:{path}", text_field=text_field(form))
 
 
 @pytest.mark.parametrize(
-  "line, names",
+  "line, words",
   [
     ('{"text": "cut', ("found invalid JSON",)),
     ("[" * 100_000, ("found invalid JSON",)),
@@ -197,23 +197,23 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_line_number(form, tmp_pa
     ('{"text": true}', ("found boolean in field 'text'",)),
   ],
 )
-def test_invalid_lines_are_refused_with_their_number(line, names, tmp_path):
+def test_invalid_lines_are_refused_with_their_number(line, words, tmp_path):
   path = write(tmp_path / "a.jsonl", f'{{"text": "one"}}\n{line}\n')
-  with refuses(f"{path}:2: ", *names):
+  with refuses(f"{path}:2: ", *words):
     read_documents(f"jsonl:{path}")
 
 
 @pytest.mark.parametrize(
-  "field, names",
+  "field, words",
   [
     ("sentense", ("a.tsv:1: found no field 'sentense'", "did you mean 'sentence'?")),
     ("sentence", ("a.tsv:4: found 1 tab-separated columns, expected 2",)),
     ("7", ("a.tsv:1: found 2 tab-separated columns, expected 8",)),
   ],
 )
-def test_tables_with_missing_columns_are_refused(field, names, tmp_path):
+def test_tables_with_missing_columns_are_refused(field, words, tmp_path):
   path = write(tmp_path / "a.tsv", "sentence\tlabel\nok\t1\n\tx\nodd\n")
-  with refuses(*names):
+  with refuses(*words):
     read_documents(f"tsv:{path}", text_field=field)
 
 
@@ -292,7 +292,7 @@ def test_parts_of_a_split_are_its_shards(dataset):
 
 
 @pytest.mark.parametrize(
-  "name, field, names",
+  "name, field, words",
   [
     ("my_texts", "text", ("found no feature 'text' among body, number",)),
     ("my_texts", "number", ("found number in field 'number', expected text",)),
@@ -301,14 +301,15 @@ def test_parts_of_a_split_are_its_shards(dataset):
     ("", "body", ("found no dataset name",)),
   ],
 )
-def test_missing_features_and_datasets_are_refused(dataset, name, field, names):
-  with refuses(*names):
+def test_missing_features_and_datasets_are_refused(dataset, name, field, words):
+  with refuses(*words):
     read_documents(f"tfds:{name}", data_dir=str(dataset), text_field=field)
 
 
 def test_dataset_with_a_wrong_number_of_examples_is_refused(dataset, tmp_path):
   shutil.copytree(dataset, tmp_path / "copy")
   info = tmp_path / "copy/my_texts/1.2.0/dataset_info.json"
+  # Each of three shards has 200 examples.
   info.write_text(info.read_text().replace('"200"', '"201"', 1))
   with refuses("dataset my_texts/1.2.0: "):
     read_documents("tfds:my_texts", data_dir=str(tmp_path / "copy"), text_field="body")

@@ -11,7 +11,8 @@ from tests.drills.moments import kill_at
 from tests.runs import fingerprints, losses, run, run_to_end, train
 
 pytestmark = pytest.mark.drill
-NANO = "import tests.recipes.nano_encoder"  # the variant of the runs
+NANO = "import tests.recipes.nano_encoder"  # registers the variant of the runs
+# Phase of a run -> the call that kills it: the event and a part of the file's name.
 PHASES = {
   "before the run": ("os.rename", "request.json"),
   "before the first step": ("open", "recipe-0/metrics.jsonl"),
@@ -40,26 +41,28 @@ OTHER_FILES = ("metrics.jsonl", "history.jsonl", "environment.json")
 
 
 def test_a_suite_killed_in_every_phase_ends_with_the_same_files(tmp_path):
-  where = {"cache": tmp_path / "compiled"}
+  cache = tmp_path / "compiled"
   data = tmp_path / "data"
   pretrained = tmp_path / "bert"
-  begins = ("bad", "a good")
-  sentences = [f"{begins[n % 2]} sentence of {'many ' * (n % 5)}words" for n in range(24)]
+  sentences = []
+  for n in range(24):
+    beginning = ("bad", "a good")[n % 2]
+    sentences.append(f"{beginning} sentence of {'many ' * (n % 5)}words")
   write_cola(data, sentences, ["good sentence", "bad one"])
   length = '--config.model.design.position={"name": "learned", "length": 64}'
   short = ("--config.total_steps=2", "--config.checkpoint.every=2", "--config.evals={}", length)
-  run_to_end(train(pretrained, *short, recipe="tests/recipes/nano_encoder.py"), **where)
+  run_to_end(train(pretrained, *short, recipe="tests/recipes/nano_encoder.py"), cache=cache)
 
   def command(name: str) -> list[str]:
     flags = [f"--workdir={pretrained}", f"--data={data}", f"--output={tmp_path / name}"]
     return [sys.executable, "-m", "t5x_like.evaluate", *flags, *FLAGS]
 
-  run_to_end(kill_at(command("whole"), "never", "", also=NANO), **where)
+  run_to_end(kill_at(command("whole"), "never", "", also=NANO), cache=cache)
   for phase, (event, name) in PHASES.items():
-    code, output = run(kill_at(command("parts"), event, name, also=NANO), **where)
+    code, output = run(kill_at(command("parts"), event, name, also=NANO), cache=cache)
     assert code == -9, f"{phase}: {output[-2000:]}"
     assert "Traceback" not in output, f"{phase}: {output[-2000:]}"
-  run_to_end(kill_at(command("parts"), "never", "", also=NANO), **where)
+  run_to_end(kill_at(command("parts"), "never", "", also=NANO), cache=cache)
   expected = read_output(tmp_path / "whole")
   actual = read_output(tmp_path / "parts")
   assert {"submission/CoLA.tsv", "results.md"} <= expected.keys()

@@ -52,6 +52,11 @@ def compute_forever(workdir):
     pass
 
 
+def fill_memory(workdir):
+  ones = np.ones(2**28, np.uint8)  # written, so that its pages are in memory
+  assert ones[0] == 1
+
+
 @pytest.mark.parametrize(
   "end, call",
   [
@@ -67,7 +72,7 @@ def compute_forever(workdir):
     ("outside", write_outside),
     ("hang", lambda workdir: time.sleep(5)),
     ("hang", compute_forever),
-    ("memory", lambda workdir: int(np.ones(2**28, np.uint8)[0]) * 0),
+    ("memory", fill_memory),
   ],
 )
 def test_a_case_has_the_outcome_of_its_call(end, call, tmp_path):

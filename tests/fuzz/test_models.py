@@ -39,7 +39,7 @@ def join_weights(header, values: bytes, length: int | None = None) -> bytes:
   return struct.pack("<Q", len(text) if length is None else length) + text + values
 
 
-# The kinds of damage; repeating one makes it more likely.
+# The kinds of damage. A kind that is repeated is drawn more often.
 KINDS = (*["config"] * 4, "config text", "header", "header", "weights", "index", "index")
 
 
@@ -52,7 +52,7 @@ def make_case(rng: random.Random, root):
   directory.mkdir()
   kind = rng.choice(KINDS)
   config_text = mutations.json_text(config)
-  is_deep = rng.random() < 0.2
+  is_deep = rng.random() < 0.2  # nest JSON beyond the parser's limit
   if kind == "config":
     config, change = mutations.mutate_json(config, rng, rng.choice((1, 1, 1, 2, 3)))
     config_text = mutations.json_text(config)
@@ -77,10 +77,11 @@ def make_case(rng: random.Random, root):
     index, change = mutations.mutate_json(index, rng)
     (directory / INDEX).write_bytes(mutations.json_text(index))
   (directory / "config.json").write_bytes(config_text)
-  (directory / ("part.safetensors" if kind == "index" else WEIGHTS)).write_bytes(weights)
+  weights_file = "part.safetensors" if kind == "index" else WEIGHTS
+  (directory / weights_file).write_bytes(weights)
 
   def call(out):
-    hf.save(hf.load(str(directory)), str(out / "again"))
+    hf.save(hf.load(str(directory)), str(out / "exported"))
 
   return f"{name}, {kind}: {change}", call
 

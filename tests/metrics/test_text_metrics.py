@@ -93,15 +93,15 @@ def test_tags_in_a_text_are_matched_to_words_in_order(name, expected):
 def test_tags_after_sentinels_are_matched_to_the_numbered_words():
   """Tags may be missing or repeated. Without sentinels they count from the first word."""
   gold = "<extra_id_0> B-x <extra_id_1> O <extra_id_2> B-y"
-  for name, prediction, expected in (
-    ("tags", "<extra_id_2> B-y <extra_id_0> B-x", 200 / 3),
-    ("tags", "B-x O B-y", 100.0),
-    ("tags", "<extra_id_1> O B-y <extra_id_0> B-z B-z", 100 / 3),
-    ("entities", "<extra_id_2> B-y", 50.0),
+  for name, score, prediction, expected in (
+    ("tags", "accuracy", "<extra_id_2> B-y <extra_id_0> B-x", 200 / 3),
+    ("tags", "accuracy", "B-x O B-y", 100.0),
+    ("tags", "accuracy", "<extra_id_1> O B-y <extra_id_0> B-z B-z", 100 / 3),
+    ("entities", "recall", "<extra_id_2> B-y", 50.0),
   ):
     tag_metric = METRICS[name]()
     scores = tag_metric.metric([tag_metric.reference([gold])], [tag_metric.prediction(prediction)])
-    assert scores["recall" if name == "entities" else "accuracy"] == pytest.approx(expected)
+    assert scores[score] == pytest.approx(expected)
   assert METRICS["tags"]().prediction("<extra_id_99999999> O") == ["<extra_id_99999999>", "O"]
 
 

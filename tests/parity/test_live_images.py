@@ -18,7 +18,7 @@ from t5x_like.nn import params  # noqa: E402
 
 pytestmark = pytest.mark.parity
 VIT = dict(img_size=15, patch_size=3, embed_dim=16, depth=2, num_heads=4, mlp_ratio=1.5)
-TIMM = {  # architecture, arguments, side of the images
+TIMM = {  # name of a test -> timm's architecture, its arguments, side of the images
   "vit": ("vit_tiny_patch16_224", VIT | dict(num_classes=5), 15),
   "vit-mean": (
     "vit_small_patch16_224",
@@ -36,23 +36,23 @@ TIMM = {  # architecture, arguments, side of the images
 
 
 def save_random_model(architecture: str, arguments: dict, directory):
-  """Save a model of timm with the values of `cases.tensor` and return it as loaded from there."""
+  """Save a model of timm with the values of `cases.tensor`; return the saved model."""
   from timm.models import save_for_hf
 
   save_for_hf(timm.create_model(architecture, **arguments), directory, safe_serialization=True)
   path = directory / "model.safetensors"
   tensors = {name: cases.tensor(name, array.shape) for name, array in load_file(path).items()}
   save_file(tensors, path, metadata={"format": "pt"})
-  return read(directory)
+  return load_timm(directory)
 
 
-def read(directory):
+def load_timm(directory):
   return timm.create_model(f"local-dir:{directory}", pretrained=True).eval()
 
 
-def run(model, image_BYXC: np.ndarray) -> np.ndarray:
+def run(model, images_BYXC: np.ndarray) -> np.ndarray:
   with torch.no_grad():
-    return model(torch.tensor(image_BYXC).permute(0, 3, 1, 2)).numpy()
+    return model(torch.tensor(images_BYXC).permute(0, 3, 1, 2)).numpy()
 
 
 @pytest.mark.parametrize("name", TIMM)
@@ -64,10 +64,10 @@ def test_timm_has_the_same_logits_and_gets_the_same_files_back(name, tmp_path):
   exported = tmp_path / "exported"
   timm_model = save_random_model(architecture, arguments, original)
   shape = (3, side, side, arguments.get("in_chans", 3))
-  image = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+  images = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
   model = hf.load(str(original))
-  expected = run(timm_model, image)
-  outputs = jax.jit(lambda model, image: model({"image": image}))(model, image)
+  expected = run(timm_model, images)
+  outputs = jax.jit(lambda model, images: model({"image": images}))(model, images)
   values = np.asarray(outputs["logits" if arguments["num_classes"] else "pooled"])
   largest = np.abs(expected).max()
   distance = np.abs(values - expected).max()
@@ -84,11 +84,11 @@ def test_timm_has_the_same_logits_and_gets_the_same_files_back(name, tmp_path):
   assert before.keys() == after.keys()
   for tensor, array in before.items():
     assert np.array_equal(array, after[tensor]), tensor
-  assert np.array_equal(run(read(exported), image), expected)
+  assert np.array_equal(run(load_timm(exported), images), expected)
   architecture_only = json.dumps({"architecture": architecture})
   model.origin = dataclasses.replace(model.origin, config=architecture_only)
   hf.save(model, str(tmp_path / "exported_from_design"))
-  assert np.array_equal(run(read(tmp_path / "exported_from_design"), image), expected)
+  assert np.array_equal(run(load_timm(tmp_path / "exported_from_design"), images), expected)
 
 
 def test_a_detector_with_a_dilated_backbone_is_the_librarys(tmp_path):
@@ -105,9 +105,9 @@ def test_a_detector_with_a_dilated_backbone_is_the_librarys(tmp_path):
   model = hf.load(str(tmp_path / "original"))
   assert model.backbone.stages[-1][1].units[0].conv.dilation == 2
   expected = reference.run(case, hf_model, batch)
-  image_BCYX = torch.tensor(batch["image"]).permute(0, 3, 1, 2)
+  images_BCYX = torch.tensor(batch["image"]).permute(0, 3, 1, 2)
   with torch.no_grad():
-    features_BCYX = hf_model.model.backbone.model(image_BCYX)[-1]
+    features_BCYX = hf_model.model.backbone.model(images_BCYX)[-1]
   features = features_BCYX.permute(0, 2, 3, 1).numpy()
   # Only the backbone is compared: its values are so large here that attention amplifies the
   # differences of their last digits.
@@ -128,14 +128,14 @@ def test_dinov2_at_another_resolution_resizes_positions_as_the_library_does(name
   case = cases.CASES[name]
   hf_model = reference.make(case, tmp_path / "original")
   model = hf.load(str(tmp_path / "original"))
-  image = np.random.default_rng(7).standard_normal((2, *sides, 3)).astype(np.float32)
-  expected = reference.run(case, hf_model, {"image": image})["logits"]
+  images = np.random.default_rng(7).standard_normal((2, *sides, 3)).astype(np.float32)
+  expected = reference.run(case, hf_model, {"image": images})["logits"]
   variant = dataclasses.replace(model.variant, resolution=sides)
   resized = type(model)(nnx.Rngs(params=0), variant=variant)
   arrays = params.arrays(model)
   table = "inputs/position/table"
   arrays[table] = resized.inputs.position.resize(arrays[table], model.inputs.position)
-  logits = params.with_arrays(resized, arrays)({"image": image})["logits"]
+  logits = params.with_arrays(resized, arrays)({"image": images})["logits"]
   assert np.abs(logits - expected).max() <= 1e-4
 
 
@@ -158,10 +158,10 @@ def test_images_that_are_not_square_have_the_librarys_logits(name, tmp_path):
   hf_model = reference.make(case, tmp_path / "original")
   path = tmp_path / "original" / "config.json"
   path.write_text(json.dumps(json.loads(path.read_text()) | image_size))
-  image = np.random.default_rng(7).standard_normal((2, *sides, 3)).astype(np.float32)
+  images = np.random.default_rng(7).standard_normal((2, *sides, 3)).astype(np.float32)
   model = hf.load(str(tmp_path / "original"))
-  expected = reference.run(case, hf_model, {"image": image})["logits"]
-  distance = np.abs(model({"image": image})["logits"] - expected).max()
+  expected = reference.run(case, hf_model, {"image": images})["logits"]
+  distance = np.abs(model({"image": images})["logits"] - expected).max()
   assert distance <= 1e-4 * max(1, np.abs(expected).max())
   del model.origin
   hf.save(model, str(tmp_path / "exported"))

@@ -25,7 +25,7 @@ NOISE = tf.constant([[True, True, False, False, True, False]])
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
   folder = tmp_path_factory.mktemp("corpus")
-  corpora.write(folder / "train", LENGTH * EXAMPLES, [33])
+  corpora.write(folder / "train", LENGTH * EXAMPLES, documents=[33])
   return str(folder)
 
 
@@ -34,9 +34,10 @@ def row_keys(n, seed=0):
 
 
 def replace_and_drop(window, mask, size):
-  """Apply noise in plain Python.
+  """Return a window without its noise and the noise, by a plain loop.
 
-  Returns: (inputs with sentinels, their targets, the tokens that are not noise, the noise tokens).
+  Returns: (inputs with sentinels, targets with sentinels, the tokens that are not noise, the noise
+    tokens).
   """
   inputs = []
   targets = []
@@ -46,7 +47,10 @@ def replace_and_drop(window, mask, size):
       runs += 1
       inputs.append(size - runs)
       targets.append(size - runs)
-    (targets if is_noise else inputs).append(token)
+    if is_noise:
+      targets.append(token)
+    else:
+      inputs.append(token)
   kept_tokens = [token for token, is_noise in zip(window, mask) if not is_noise]
   noise_tokens = [token for token, is_noise in zip(window, mask) if is_noise]
   return inputs, targets, kept_tokens, noise_tokens
@@ -168,7 +172,7 @@ def test_inputs_and_targets_of_each_style_equal_a_plain_loop(root, style):
 
 
 def assert_style(style, raw, mask, inputs, targets) -> None:
-  """Assert that inputs and targets are the ones of a window and its noise."""
+  """Assert that inputs and targets follow from a window and its noise."""
   span_inputs, span_targets, kept_tokens, noise_tokens = replace_and_drop(raw, mask, SIZE)
   if style == "replace_spans":
     assert inputs == span_inputs
@@ -238,8 +242,8 @@ def test_rolled_noise_has_uniform_positions():
   # Positions in a row depend on each other, so one span of each row is counted.
   is_begin = mask & ~np.roll(mask, 1, axis=1)
   begins = np.nonzero(is_begin)[1].reshape(n, ROLLED.noise_spans)
-  one_begin = begins[np.arange(n), np.arange(n) % ROLLED.noise_spans]
-  assert_fits(np.bincount(one_begin, minlength=31))
+  counted_begins = begins[np.arange(n), np.arange(n) % ROLLED.noise_spans]
+  assert_fits(np.bincount(counted_begins, minlength=31))
   for count in mask.sum(axis=0):
     assert_share(count, n, ROLLED.noise_tokens / 31)
   assert FIXED.noise_mask(row_keys(n)).numpy()[:, -1].all()

@@ -67,10 +67,12 @@ def user_file(tmp_path, monkeypatch):
   sys.modules.pop("mine", None)
 
 
-def build_task(*preprocessors, name="span_corruption", **arguments):
-  options = {"preprocessors": preprocessors} if preprocessors else {}
-  arguments = {"inputs_length": 64} | arguments if name == "span_corruption" else arguments
-  return task.build(name, "train", store="builtin", **options, **arguments)
+def build_task(*preprocessors, **arguments):
+  """Return span corruption on the built-in corpus, with preprocessors."""
+  arguments = {"store": "builtin", "inputs_length": 64} | arguments
+  if preprocessors:
+    arguments["preprocessors"] = preprocessors
+  return task.build("span_corruption", "train", **arguments)
 
 
 def read_batch(span_task, start=0, rows=None):

@@ -19,7 +19,10 @@ from tools import train_tokenizer
 WORDS = (
   "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz"
 ).split()
-LINES = [" ".join(WORDS[i % 18 :] + WORDS[: i % 7] + [str(i)]).encode() for i in range(300)]
+LINES = []
+for i in range(300):
+  words = [*WORDS[i % len(WORDS) :], *WORDS[: i % 7], str(i)]
+  LINES.append(" ".join(words).encode())
 HOSTILE = {
   "NULs": "a\0b\0\0",
   "combining": "e\u0301\u0323\u0308o\u0308",
@@ -48,7 +51,7 @@ def lowercase():
 
 
 @pytest.mark.parametrize("kind", train_tokenizer.KINDS)
-def test_special_ids_and_sentinels_are_as_documented(trained, kind, tmp_path):
+def test_special_ids_and_sentinels_are_as_documented(trained, kind):
   vocabulary = trained[kind]
   assert vocabulary.size == {"wordpiece": 220, "bytelevel_bpe": 400}[kind]
   assert vocabulary.extra_ids == 100
@@ -63,18 +66,32 @@ def test_special_ids_and_sentinels_are_as_documented(trained, kind, tmp_path):
   ids = encode_sentinels(vocabulary, "<extra_id_0> the fox<extra_id_99>")
   assert ids[0] == vocabulary.size - 1
   assert ids[-1] == vocabulary.size - 100
-  assert vocabulary.decode([3, *ids, 5, 4, 1, 0]).split() == ["<extra_id_0>", "the"] + (
-    ["fox", "<extra_id_99>", "[MASK]"] if kind == "wordpiece" else ["fox<extra_id_99>[MASK]"]
-  )
+  text = vocabulary.decode([3, *ids, 5, 4, 1, 0])
+  if kind == "wordpiece":
+    assert text.split() == ["<extra_id_0>", "the", "fox", "<extra_id_99>", "[MASK]"]
+  else:
+    assert text.split() == ["<extra_id_0>", "the", "fox<extra_id_99>[MASK]"]
   assert vocabulary.pieces_of([0, 5, vocabulary.size - 1]) == ["[PAD]", "[MASK]", "<extra_id_0>"]
+
+
+@pytest.mark.parametrize("kind", train_tokenizer.KINDS)
+def test_training_again_gives_the_same_vocabulary(trained, kind):
+  vocabulary = trained[kind]
+  size = vocabulary.size - vocabulary.extra_ids
+  again = train_tokenizer.train(LINES, size=size, kind=kind, with_mask=True)
+  assert again.fingerprint == vocabulary.fingerprint
+
+
+@pytest.mark.parametrize("kind", train_tokenizer.KINDS)
+def test_saved_vocabulary_is_loaded_and_refused_after_damage(trained, kind, tmp_path):
+  vocabulary = trained[kind]
   vocabulary.save(tmp_path)
   for path in (tmp_path, tmp_path / "tokenizer.json"):
     loaded = vocabularies.load(str(path))
     assert loaded.fingerprint == vocabulary.fingerprint
     assert loaded.encode("a lazy fox") == vocabulary.encode("a lazy fox")
-  again = train_tokenizer.train(LINES, size=vocabulary.size - 100, kind=kind, with_mask=True)
-  assert again.fingerprint == vocabulary.fingerprint
-  (tmp_path / "tokenizer.json").write_bytes((tmp_path / "tokenizer.json").read_bytes() + b" ")
+  file = tmp_path / "tokenizer.json"
+  file.write_bytes(file.read_bytes() + b" ")
   with refuses(str(tmp_path), "damaged"):
     vocabularies.load(str(tmp_path))
 
@@ -106,10 +123,8 @@ def test_long_texts_have_the_same_ids_when_encoded_in_parts(trained, lowercase, 
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(tokenizers_kind, "_MAX_ENCODED", 3)
       assert vocabulary.encode(text) == whole
-      assert [ids.tolist() for ids in vocabulary.encode_batch([text, "a b", text])][::2] == [
-        whole,
-        whole,
-      ]
+      first, _, last = vocabulary.encode_batch([text, "a b", text])
+      assert first.tolist() == last.tolist() == whole
 
 
 def test_texts_are_divided_only_where_ids_do_not_change(trained, tmp_path, monkeypatch):
@@ -139,9 +154,9 @@ def test_texts_are_divided_only_where_ids_do_not_change(trained, tmp_path, monke
 @given(st.text(st.characters(exclude_categories=[]), max_size=60))
 def test_byte_level_decodes_every_text_exactly(trained, text):
   vocabulary = trained["bytelevel_bpe"]
-  assert vocabulary.decode(vocabulary.encode(text)) == text.encode(
-    "utf-16-le", "surrogatepass"
-  ).decode("utf-16-le", "replace")
+  # A surrogate without its pair, which UTF-8 cannot express, becomes the replacement character.
+  utf16 = text.encode("utf-16-le", "surrogatepass")
+  assert vocabulary.decode(vocabulary.encode(text)) == utf16.decode("utf-16-le", "replace")
 
 
 @given(st.lists(st.integers(0, 500), max_size=20))
@@ -172,7 +187,8 @@ def edit_tokenizer(vocabulary, tmp_path, edit) -> bytes:
 
 def swap_pad_and_eos(data):
   ids = data["model"]["vocab"]
-  ids["[PAD]"], ids["</s>"] = 1, 0
+  ids["[PAD]"] = 1
+  ids["</s>"] = 0
   for token in data["added_tokens"]:
     token["id"] = ids.get(token["content"], token["id"])
 
@@ -199,6 +215,7 @@ def replace_step(pattern, content):
   return {"type": "Replace", "pattern": pattern, "content": content}
 
 
+# A table of normalised texts (its size in four bytes, then the texts), with one of 200 characters.
 CHARSMAP = base64.b64encode(bytes(4) + b"x" * 200).decode()
 TWENTYFOLD = replace_step({"String": "a"}, "a" * 20)
 
@@ -221,13 +238,13 @@ def test_tokenizer_that_multiplies_text_is_refused(tmp_path, steps, key):
     "vocab": {"[PAD]": 0, "</s>": 1, "[UNK]": 2, "a": 3},
     "unk_token": "[UNK]",
   }
-  file = {
+  tokenizer = {
     "version": "1.0",
     "added_tokens": [],
     "model": model,
     key: {"type": "Sequence", parts[key]: steps},
   }
-  (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+  (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
   with refuses(f"found a {key} that may make", "characters of one"):
     vocabularies.load(str(tmp_path))
 
