@@ -61,7 +61,8 @@ def test_a_chain_begins_where_a_run_from_before_certificates_is_continued(
   assert train_run(workdir, "--config.total_steps=6") == 0
   assert f"{chain.FILE} begins at step 4" in capsys.readouterr().out
   outcome = certify_run(workdir, "--steps=all", "--replay=all")
-  assert (outcome["first_step"], outcome["last_step"]) == (5, 6)
+  assert outcome["first_step"] == 5
+  assert outcome["last_step"] == 6
   assert "holds for steps 5 to 6" in capsys.readouterr().out
   # and where a part of it is gone, it says so
   records = chains.records_of(workdir)

@@ -451,7 +451,9 @@ def test_saving_prints_nothing_and_lets_the_process_end(tmp_path):
   command = [sys.executable, "-c", SAVE_TWICE_PROGRAM.format(repo=str(REPO)), str(tmp_path)]
   env = {**os.environ, "JAX_PLATFORMS": "cpu"}
   process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-  assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
+  assert process.returncode == 0
+  assert process.stdout == ""
+  assert process.stderr == ""
   assert Checkpoints(tmp_path).steps() == [1, 2]
   assert json.loads(manifest_path(tmp_path, 2).read_text())["format"] == "t5x_like.checkpoint.v2"
 

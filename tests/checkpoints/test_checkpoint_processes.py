@@ -86,7 +86,9 @@ def test_one_process_restores_a_checkpoint_of_two_and_vice_versa(tmp_path):
   }
   with Checkpoints(tmp_path) as checkpoints:
     step, state, metadata = checkpoints.restore(abstract)
-    assert (step, int(state["n"]), metadata) == (3, 3, {"step": 3})
+    assert step == 3
+    assert int(state["n"]) == 3
+    assert metadata == {"step": 3}
     expected = np.random.default_rng(3).standard_normal((64, 256)).astype(np.float32)
     assert np.array_equal(np.asarray(state["w"]), expected)
     checkpoints.save(4, {"w": state["w"], "n": state["n"] + 1}, {"step": 4})

@@ -97,7 +97,8 @@ def test_newest_copy_is_restored_exactly_and_saved_as_a_checkpoint(killed_run, s
   assert copy_names(killed_run) == ["2-0", "3-0"]  # only the last two steps stay
   with open_run(killed_run) as run:
     step, restored, metadata = run.restore(abstract_state(shardings))
-    assert (step, metadata) == (3, {"of": 3})
+    assert step == 3
+    assert metadata == {"of": 3}
     assert_is_state(restored, 3, shardings)
     metadata.clear()  # must not change what the run saves
     run.wait()
@@ -270,7 +271,8 @@ def test_each_process_reads_for_a_process_that_needs_its_copy(first, places, hel
     {"w": types.SimpleNamespace(shape=(8,), sharding=TwoSliceSharding())}
   )
   readers, held_P = needs.assign(np.array(first))
-  assert (readers, tuple(held_P)) == (places, held)
+  assert readers == places
+  assert tuple(held_P) == held
 
 
 @pytest.mark.parametrize(

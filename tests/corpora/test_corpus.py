@@ -144,7 +144,7 @@ with corpus._wait_for_turn({str(folder / "cache")!r}, sys.argv[1], "x", bool):
 
 
 @pytest.mark.parametrize(
-  "arguments, names",
+  "arguments, words",
   [
     ({"store": "builtin"}, ("config.task: found both a store and a source",)),
     ({"sorce": "x"}, ("config.task.sorce: unknown key",)),
@@ -156,8 +156,8 @@ with corpus._wait_for_turn({str(folder / "cache")!r}, sys.argv[1], "x", bool):
     ({"split": "test"}, ("found no split 'test'", "one of train, validation")),
   ],
 )
-def test_bad_arguments_are_refused(folder, arguments, names):
-  with refuses(*names):
+def test_bad_arguments_are_refused(folder, arguments, words):
+  with refuses(*words):
     build_task(**arguments)
 
 

@@ -85,7 +85,7 @@ def test_counts_are_the_rounded_rates():
 
 
 @pytest.mark.parametrize(
-  "rates, period, names",
+  "rates, period, words",
   [
     ({"a": 1, "b": 0}, 10, ("rate of b: found 0",)),
     ({"a": 1, "b": -1.0}, 10, ("rate of b: found -1.0",)),
@@ -95,8 +95,8 @@ def test_counts_are_the_rounded_rates():
     ({"a": 1, "b": 1e-3}, 100, ("rate of b: 0.000999", "at least 1001")),
   ],
 )
-def test_impossible_rates_are_refused(rates, period, names):
-  with refuses(*names):
+def test_impossible_rates_are_refused(rates, period, words):
+  with refuses(*words):
     mixture.counts_per_period(rates, period)
 
 

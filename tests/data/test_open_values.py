@@ -206,14 +206,14 @@ def test_bad_tables_are_refused(name, content, words, complete_recipe):
 
 
 @pytest.mark.parametrize(
-  "changes, names",
+  "changes, words",
   [
     ([], ("config.task.source: found None, expected your table",)),
     (["task.source=gone"], ("nothing at 'gone'",)),
   ],
 )
-def test_missing_source_and_missing_file_are_refused(changes, names):
-  with refuses(*names):
+def test_missing_source_and_missing_file_are_refused(changes, words):
+  with refuses(*words):
     open_values.complete(recipes.load(RECIPE, changes))
 
 

@@ -43,7 +43,8 @@ def test_published_configs_are_our_sizes(name):
   family, size = name.split(":")
   expected = slots.module(family, t5x_like.models).VARIANTS[size]
   published = built(PUBLISHED[name])
-  assert (published.dims, published.vocab_size) == (expected.dims, expected.vocab_size)
+  assert published.dims == expected.dims
+  assert published.vocab_size == expected.vocab_size
   plain = dict(init_stddev=None, residual_init=False)  # a file does not say how its weights started
   assert dataclasses.replace(published.design, **plain) == dataclasses.replace(
     expected.design, **plain
@@ -308,7 +309,8 @@ def test_a_changed_design_is_another_config(tmp_path):
   """A Llama with a window is written as Mistral."""
   hf.save(small(llama, "tiny", windows=(4,)), str(tmp_path / "model"))
   values = json.loads((tmp_path / "model" / "config.json").read_text())
-  assert (values["model_type"], values["sliding_window"]) == ("mistral", 4)
+  assert values["model_type"] == "mistral"
+  assert values["sliding_window"] == 4
   assert hf.load(str(tmp_path / "model")).variant.design == dataclasses.replace(
     llama.LLAMA2, windows=(4,), init_stddev=Design.init_stddev or 0.02
   )

@@ -66,7 +66,10 @@ def test_an_exported_tokenizer_gives_the_ids_of_training(kind, tmp_path):
     ids = list(vocabulary.encode(text))
     assert tokenizer.encode(text, add_special_tokens=False).ids == ids, repr(text)
     assert again.encode(text) == ids, repr(text)
-  assert (again.size, again.pad_id, again.eos_id, again.unk_id) == (vocabulary.size, 0, 1, 2)
+  assert again.size == vocabulary.size
+  assert again.pad_id == 0
+  assert again.eos_id == 1
+  assert again.unk_id == 2
   assert again.sentinels == vocabulary.sentinels
   assert again.enclosing_ids() == ([1], [])
 

@@ -398,7 +398,8 @@ def test_processes_are_numbered_in_the_order_of_the_slices_that_exist():
   )
   variables = attempt_variables(roster, 5, LIMITS, "secret", "tpu")
   assert variables["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:77"
-  assert (variables["JAX_NUM_PROCESSES"], variables["JAX_PROCESS_ID"]) == ("4", "3")
+  assert variables["JAX_NUM_PROCESSES"] == "4"
+  assert variables["JAX_PROCESS_ID"] == "3"
   assert variables["T5X_LIKE_HOST"] == "5"
   assert variables["MEGASCALE_NUM_SLICES"] == "2"
   assert variables["MEGASCALE_SLICE_ID"] == "1"

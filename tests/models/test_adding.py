@@ -139,7 +139,8 @@ def test_family_can_be_added_by_one_file(toys):
 def test_core_can_be_added_by_one_file(toys):
   model = make_model(design={"core": {"name": "toy", "power": 2}})
   attention = model.encoder.blocks.self_attention.layer
-  assert (attention.core.name, attention.core.power) == ("toy", 2)
+  assert attention.core.name == "toy"
+  assert attention.core.power == 2
   squared = np.asarray(run(model)["logits"])
   linear = run(make_model(design={"core": "toy"}))["logits"]
   assert np.isfinite(squared).all()

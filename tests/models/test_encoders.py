@@ -153,7 +153,9 @@ def test_generators_have_the_papers_sizes():
   assert electra.GENERATORS["electra-small"].embed == 128
   for name in ("electra-base", "electra-large"):
     dims = electra.GENERATORS[name].dims
-    assert (dims.embed, dims.mlp, dims.heads) == (256, 1024, 4)
+    assert dims.embed == 256
+    assert dims.mlp == 1024
+    assert dims.heads == 4
 
 
 def test_losses_of_deberta_v3_train_separate_parts_of_the_token_table():

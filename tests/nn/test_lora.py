@@ -112,7 +112,9 @@ def test_adapters_have_the_names_axes_and_sizes_of_their_kernels(kind):
   merged = params.named_params(jax.eval_shape(build_merged))
   assert merged.keys() == before.keys()
   for name, p in before.items():
-    assert (merged[name].shape, merged[name].axes, merged[name].unit) == (p.shape, p.axes, p.unit)
+    assert merged[name].shape == p.shape
+    assert merged[name].axes == p.axes
+    assert merged[name].unit == p.unit
 
 
 def test_adapter_follows_its_papers_formula():

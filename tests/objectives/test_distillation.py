@@ -118,17 +118,17 @@ def test_sigmoid_loss_is_a_mean_over_classes_where_a_mixed_image_has_two_labels(
 
 
 @pytest.mark.parametrize(
-  ("teacher", "changes", "names"),
+  ("teacher", "changes", "words"),
   [
     (dict(resolution=4), {}, ("config.teacher", "[4, 4, 1]", "[8, 8, 1]")),
     (dict(labels=3), {}, ("config.teacher", "[3]", "[7]")),
     ({}, {"label": Feature((), "float32")}, ("labels that are classes", "float32")),
   ],
 )
-def test_teacher_with_other_inputs_or_labels_is_refused(teacher, changes, names):
+def test_teacher_with_other_inputs_or_labels_is_refused(teacher, changes, words):
   model = build_small_model(vit, "image_classification")
   model.reference = build_small_model(vit, "image_classification", **teacher)
-  with refuses(*names):
+  with refuses(*words):
     Objective.check(model, describe(8, 1, False) | changes)
 
 

@@ -165,12 +165,12 @@ def test_pretrained_decoder_learns_labels(tmp_path, compiled, capsys):
 
 
 @pytest.mark.parametrize(
-  ("changes", "names"),
+  ("changes", "words"),
   [
     ({"pair": None}, ("config.task.both_orders", "True", "a pair of texts")),
     ({"architecture": "encoder"}, ("config.task.both_orders", "architecture='decoder'")),
   ],
 )
-def test_both_orders_need_a_pair_and_a_decoder(changes, names, tmp_path):
-  with refuses(*names):
+def test_both_orders_need_a_pair_and_a_decoder(changes, words, tmp_path):
+  with refuses(*words):
     build_pair_task(tmp_path, both_orders=True, **changes)

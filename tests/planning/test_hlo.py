@@ -137,7 +137,8 @@ ENTRY %main (x.5: f32[8]) -> (s32[], f32[8]) {
 """
   )
   program = Program(text)
-  assert (program.executions["outer_body"], program.executions["body"]) == (3, 15)
+  assert program.executions["outer_body"] == 3
+  assert program.executions["body"] == 15
 
 
 def entry_program(*lines):
@@ -173,7 +174,8 @@ def test_replica_groups_are_mapped_to_mesh_axes(groups, axes, size):
     f"ROOT %y = bf16[64,4]{{1,0}} all-gather(%x), replica_groups={groups}, dimensions={{0}}",
   )
   (row,) = collectives(Program(text), MESH)
-  assert (row.axes, row.devices) == (axes, size)
+  assert row.axes == axes
+  assert row.devices == size
   assert row.bytes == 64 * 4 * 2
   assert row.ring_bytes == pytest.approx(512 * (size - 1) / size)
 
@@ -443,4 +445,5 @@ ENTRY %main (x: bf16[{sent},8], into: bf16[{into},8], sizes: s32[4]) -> bf16[{in
 }}
 """.replace("GROUPS", "channel_id=1, replica_groups={{0,1,2,3}}")
   (row,) = collectives(Program(text), {"expert": 4})
-  assert (row.bytes, row.ring_bytes) == (100 * 8 * 2, 100 * 8 * 2 * 3 / 4)
+  assert row.bytes == 100 * 8 * 2
+  assert row.ring_bytes == 100 * 8 * 2 * 3 / 4

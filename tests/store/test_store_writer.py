@@ -142,14 +142,14 @@ def test_ends_that_do_not_increase_are_refused(intact, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "array, names",
+  "array, words",
   [
     (Array("../x", "int32"), ("arrays", "'../x'")),
     (Array("x", "complex64"), ("dtype", "'complex64'")),
   ],
 )
-def test_arrays_that_cannot_be_stored_are_refused(array, names, tmp_path):
+def test_arrays_that_cannot_be_stored_are_refused(array, words, tmp_path):
   values = {array.name: (np.zeros(2, array.dtype), np.array([2]))}
-  with refuses(*names):
+  with refuses(*words):
     write_shard(as_path(tmp_path / "a"), "0", [array], values)
   assert not [file for file in tmp_path.rglob("*") if file.is_file()]

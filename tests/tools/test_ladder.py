@@ -73,7 +73,8 @@ def test_a_size_that_diverged_at_every_rate_is_left_out(capsys):
   fake_ladder = types.SimpleNamespace(config_at=str)
   fits = ladder.fit_trials(trials)
   prediction = ladder.predict_size(fake_ladder, "1000", 10, *fits, trials)
-  assert (prediction.rate, prediction.D) == (0.1, 1.0)
+  assert prediction.rate == 0.1
+  assert prediction.D == 1.0
   assert prediction.loss == pytest.approx(1.01, rel=1e-2)
   assert "size 80: diverged at every rate, and is left out" in capsys.readouterr().out
   with pytest.raises(UserError, match="every size diverged"):

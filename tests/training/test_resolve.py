@@ -33,7 +33,9 @@ def test_recipe_can_change_the_design_of_its_family():
   assert config.model.design.to_dict() == {"activation": "swiglu", "windows": [None, 4]}
   assert config.model.to_dict() == slots.to_json(config)["model"]
   design = build_parts(config).model.variant.design
-  assert (design.activation, design.windows, design.norm) == ("swiglu", (None, 4), "rmsnorm")
+  assert design.activation == "swiglu"
+  assert design.windows == (None, 4)
+  assert design.norm == "rmsnorm"
   assert resolve_recipe().model.design.to_dict() == {}
 
 

@@ -150,7 +150,8 @@ def test_dropout_differs_between_accumulated_parts():
 
 
 def assert_shardings(leaf, planned):
-  assert (leaf.shape, leaf.dtype) == (planned.shape, planned.dtype)
+  assert leaf.shape == planned.shape
+  assert leaf.dtype == planned.dtype
   assert leaf.sharding.is_equivalent_to(planned.sharding, leaf.ndim), (
     leaf.sharding,
     planned.sharding,

@@ -123,7 +123,7 @@ def test_examples_differ_only_in_special_ids(stores, name):
 
 
 @pytest.mark.parametrize(
-  "name, changes, names",
+  "name, changes, words",
   [
     ("span_corruption", {"inputs_length": 40}, ("0 sentinels", "--sentinels")),
     ("mlm", {"length": 48}, ("mask piece", "0 sentinels")),
@@ -131,7 +131,7 @@ def test_examples_differ_only_in_special_ids(stores, name):
     ("causal_lm", {"length": 48}, ("expected eos",)),
   ],
 )
-def test_vocabulary_without_a_needed_piece_is_refused(tmp_path, name, changes, names):
+def test_vocabulary_without_a_needed_piece_is_refused(tmp_path, name, changes, words):
   ids_without_pieces = PublishedIds(
     **vars(WITHOUT_PADDING) | {"mask_id": None, "cls_id": None, "sep_id": None, "sentinels": ()}
   )
@@ -140,7 +140,7 @@ def test_vocabulary_without_a_needed_piece_is_refused(tmp_path, name, changes, n
   )
   with TokenStoreWriter(tmp_path / "train", **header) as writer:
     writer.add(np.full(500, FIRST), [250, 250])
-  with refuses(*names):
+  with refuses(*words):
     tasks.build(name, "train", store=str(tmp_path), **changes)
 
 

@@ -339,10 +339,10 @@ def test_special_pieces_of_a_model_are_decoded_but_not_encoded(vocabulary_with_m
 
 
 @pytest.mark.parametrize(
-  "name, names", [("mask", ("mask piece", "0 sentinels", "--with_mask")), ("msk", ("'msk'",))]
+  "name, words", [("mask", ("mask piece", "0 sentinels", "--with_mask")), ("msk", ("'msk'",))]
 )
-def test_missing_special_piece_is_refused(name, names):
-  with refuses(*names):
+def test_missing_special_piece_is_refused(name, words):
+  with refuses(*words):
     vocabularies.special_id(ByteVocabulary(0), name)
 
 

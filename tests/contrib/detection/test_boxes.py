@@ -346,7 +346,7 @@ def test_boxes_on_turned_photographs_stay_on_their_pixels(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("arguments", "names"),
+  ("arguments", "words"),
   [
     ({"boxes": 1}, ("config.task.boxes", "found 1", "--config.task.boxes=2")),
     ({"classes": ("cell",)}, ("a.xml", "'dot'", "objects.label", "cell")),
@@ -354,9 +354,9 @@ def test_boxes_on_turned_photographs_stay_on_their_pixels(tmp_path):
     ({"objects_field": "things"}, ("'things'",)),
   ],
 )
-def test_bad_arguments_are_refused(arguments, names, tmp_path):
+def test_bad_arguments_are_refused(arguments, words, tmp_path):
   source = write_voc(tmp_path)
-  with refuses(*names):
+  with refuses(*words):
     build(source, tmp_path, **arguments)
 
 
@@ -389,17 +389,17 @@ BAD_COCO = [
 ]
 
 
-@pytest.mark.parametrize(("rows", "header", "names"), BAD_TABLES)
-def test_a_bad_table_of_boxes_is_refused(rows, header, names, tmp_path):
+@pytest.mark.parametrize(("rows", "header", "words"), BAD_TABLES)
+def test_a_bad_table_of_boxes_is_refused(rows, header, words, tmp_path):
   source = write_table(tmp_path, rows, header)
-  with refuses(*names):
+  with refuses(*words):
     build(source, tmp_path)
 
 
-@pytest.mark.parametrize(("arguments", "names"), BAD_COCO)
-def test_a_bad_file_of_coco_is_refused(arguments, names, tmp_path):
+@pytest.mark.parametrize(("arguments", "words"), BAD_COCO)
+def test_a_bad_file_of_coco_is_refused(arguments, words, tmp_path):
   source = write_coco(tmp_path, **arguments)
-  with refuses(*names):
+  with refuses(*words):
     list(open_source(source).records("train"))
 
 

@@ -195,15 +195,15 @@ def test_dropout_follows_its_key():
 
 
 @pytest.mark.parametrize(
-  ("changes", "names"),
+  ("changes", "words"),
   [
     ({"channels": 1}, ("config.model.channels", "1 channels", "3")),
     ({"backbone": "resnt"}, ("config.model.backbone", "'resnt'", "'resnet'")),
     ({"design": {"position": "alibi"}}, ("config.model.design.position", "'alibi'", "'none'")),
   ],
 )
-def test_arguments_that_do_not_fit_are_refused(changes, names):
-  with refuses(*names):
+def test_arguments_that_do_not_fit_are_refused(changes, words):
+  with refuses(*words):
     jax.eval_shape(lambda: model(**changes)(batch(2)))
 
 

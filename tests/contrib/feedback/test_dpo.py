@@ -85,7 +85,7 @@ def test_margins_of_the_data_belong_to_their_pairs(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("changes", "arguments", "names"),
+  ("changes", "arguments", "words"),
   [
     ({"m": "2"}, {"margin": "m"}, ("'2'", "'m'")),
     ({"rejected": None}, {}, ("'rejected'", "prompt, chosen")),
@@ -103,9 +103,9 @@ def test_margins_of_the_data_belong_to_their_pairs(tmp_path):
     ({"prompt": "a" * 64}, {"too_long": "truncate"}, ("found 64",)),
   ],
 )
-def test_bad_pairs_are_refused(changes, arguments, names, tmp_path):
+def test_bad_pairs_are_refused(changes, arguments, words, tmp_path):
   record = {name: value for name, value in (PAIR | changes).items() if value is not None}
-  with refuses(*names):
+  with refuses(*words):
     build(tmp_path, [record], **arguments)
 
 

@@ -201,13 +201,13 @@ def test_one_completion_is_refused():
 
 
 @pytest.mark.parametrize(
-  ("module", "options", "names"),
+  ("module", "options", "words"),
   [
     (grpo, {"reward": "exact", "clip": 1.0}, ("clip 1.0", "beta 0.04")),
     (grpo, {"reward": "exakt"}, ("config.objective.reward", "'exakt'", "exact, model, number")),
     (rloo, {"reward": "exact", "beta": -1.0}, ("config.objective.beta", "-1.0")),
   ],
 )
-def test_bad_options_are_refused(module, options, names):
-  with refuses(*names):
+def test_bad_options_are_refused(module, options, words):
+  with refuses(*words):
     module.Objective(**options)

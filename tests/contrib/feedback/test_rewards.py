@@ -39,14 +39,14 @@ def test_a_function_elsewhere_must_be_named_in_the_command():
 
 
 @pytest.mark.parametrize(
-  ("value", "names"),
+  ("value", "words"),
   [
     ("model", ("config.objective.reward.workdir: missing", "workdir, step, prompt")),
     ({"name": "exact", "answer": "sum"}, ("config.objective.reward.answer: unknown key",)),
   ],
 )
-def test_arguments_of_a_reward_are_checked(value, names):
-  with refuses(*names):
+def test_arguments_of_a_reward_are_checked(value, words):
+  with refuses(*words):
     rewards.find_reward(value)
 
 

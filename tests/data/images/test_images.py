@@ -354,7 +354,7 @@ def one_image_source(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "name, arguments, names",
+  "name, arguments, words",
   [
     ("image_classification", {"crop": 0.0}, ("config.task.crop: ", "found 0.0")),
     ("image_classification", {"std": (0.5, 0.5)}, ("config.task.std: ", "[0.5, 0.5]")),
@@ -376,8 +376,8 @@ def one_image_source(tmp_path):
     ("corrupted_images", {"resolution": 12, "patch": 2, "rate": 0.0}, ("patch 2", "rate 0.0")),
   ],
 )
-def test_bad_arguments_are_refused(one_image_source, tmp_path, name, arguments, names):
-  with refuses(*names):
+def test_bad_arguments_are_refused(one_image_source, tmp_path, name, arguments, words):
+  with refuses(*words):
     build(one_image_source, tmp_path, name, **arguments)
 
 

@@ -287,7 +287,7 @@ def test_prefix_precedes_the_inputs_of_a_shorter_window(root):
 
 
 @pytest.mark.parametrize(
-  "arguments, names",
+  "arguments, words",
   [
     ({"style": "bert"}, ("task.style: found 'bert'",)),
     ({"noise_density": 1.0}, ("noise_density: found 1.0",)),
@@ -299,7 +299,7 @@ def test_prefix_precedes_the_inputs_of_a_shorter_window(root):
     ),
   ],
 )
-def test_impossible_arguments_are_refused(root, arguments, names):
+def test_impossible_arguments_are_refused(root, arguments, words):
   defaults = {"store": root, "style": "drop_tokens"}
-  with refuses(*names):
+  with refuses(*words):
     task.build("denoising", "train", **defaults | arguments)

@@ -196,7 +196,7 @@ def test_a_row_depends_only_on_its_window_and_key():
 
 
 @pytest.mark.parametrize(
-  "arguments, names",
+  "arguments, words",
   [
     ({"sentinels": top_ids(SIZE, 27)}, ("568 tokens has 28 noise spans", "27 sentinels")),
     ({"targets_length": 113}, ("targets_length: found 113", "at least 114")),
@@ -207,8 +207,8 @@ def test_a_row_depends_only_on_its_window_and_key():
     ({"mean_noise_span_length": 0.5}, ("mean_noise_span_length: found 0.5",)),
   ],
 )
-def test_impossible_arguments_are_refused(arguments, names):
-  with refuses(*names):
+def test_impossible_arguments_are_refused(arguments, words):
+  with refuses(*words):
     SpanCorruption(**{"sentinels": top_ids(SIZE, SENTINELS)} | arguments)
 
 

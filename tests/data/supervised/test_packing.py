@@ -164,7 +164,7 @@ def test_plans_of_pairs_do_not_change_between_releases():
 
 
 @pytest.mark.parametrize(
-  "lengths, limits, names",
+  "lengths, limits, words",
   [
     (
       [[3], [11], [12]],
@@ -174,6 +174,6 @@ def test_plans_of_pairs_do_not_change_between_releases():
     ([[3]], (0,), ("row lengths: found ", "expected at least 1")),
   ],
 )
-def test_too_long_examples_and_empty_rows_are_refused(lengths, limits, names):
-  with refuses(*names):
+def test_too_long_examples_and_empty_rows_are_refused(lengths, limits, words):
+  with refuses(*words):
     packing.plan(np.array(lengths), limits)

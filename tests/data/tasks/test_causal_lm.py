@@ -192,7 +192,7 @@ def test_cut_of_a_prefix_lm_is_uniform_in_both_architectures(root):
 
 
 @pytest.mark.parametrize(
-  "arguments, names",
+  "arguments, words",
   [
     ({"length": 1}, ("length: found 1", "at least 2")),
     ({"length": 2, "architecture": "encoder_decoder"}, ("found 2", "at least 3")),
@@ -200,6 +200,6 @@ def test_cut_of_a_prefix_lm_is_uniform_in_both_architectures(root):
     ({"documents_end": "EOS"}, ("documents_end: found 'EOS'",)),
   ],
 )
-def test_impossible_arguments_are_refused(root, arguments, names):
-  with refuses(*names):
+def test_impossible_arguments_are_refused(root, arguments, words):
+  with refuses(*words):
     build_task(root, "prefix_lm", **arguments)

@@ -209,7 +209,7 @@ TOOL_CALL = {"role": "assistant", "content": "Let me look.", "tool_calls": [{"id
 
 
 @pytest.mark.parametrize(
-  "record, names",
+  "record, words",
   [
     ({"messages": [{"content": "Hi"}]}, ("message 0 of 'messages': ", "no 'role' among content")),
     (conversation(("user", None)), ("found null in 'content'",)),
@@ -220,13 +220,13 @@ TOOL_CALL = {"role": "assistant", "content": "Let me look.", "tool_calls": [{"id
     (conversation(("user", "Hi")), ("found 0 examples, 1 records skipped (no answer)",)),
   ],
 )
-def test_records_without_a_valid_conversation_are_refused(record, names, tmp_path):
-  with refuses(*names):
+def test_records_without_a_valid_conversation_are_refused(record, words, tmp_path):
+  with refuses(*words):
     build_chat_task(tmp_path, [record])
 
 
 @pytest.mark.parametrize(
-  "arguments, names",
+  "arguments, words",
   [
     ({"template": "chatlm"}, ("config.task.template: ", "did you mean 'chatml'")),
     ({"template": "chatml"}, ("needs the piece '<|im_start|>'", "the vocabulary of 384 ids")),
@@ -235,8 +235,8 @@ def test_records_without_a_valid_conversation_are_refused(record, names, tmp_pat
     ({"length": 8, "too_long": "truncate"}, ("config.task.length: found 8",)),
   ],
 )
-def test_impossible_arguments_are_refused(arguments, names, tmp_path):
-  with refuses(*names):
+def test_impossible_arguments_are_refused(arguments, words, tmp_path):
+  with refuses(*words):
     build_chat_task(tmp_path, make_conversations(1), **arguments)
 
 

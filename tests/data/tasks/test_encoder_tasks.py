@@ -277,7 +277,7 @@ TAGS = {"file_format": "jsonl", "tags": ["O"]}
 
 
 @pytest.mark.parametrize(
-  "contents, arguments, names",
+  "contents, arguments, words",
   [
     (PAIRS, TEXT | {"labels": ["no", "yse"]}, ("'yes' in field 'label'", "'yse'")),
     (PAIRS, TEXT, ("found 'yes' in field 'label'", "a number")),
@@ -289,8 +289,8 @@ TAGS = {"file_format": "jsonl", "tags": ["O"]}
     ("a\tlabel\nx\t1e39\n", TEXT, ("found '1e39' in field 'label'", "finite")),
   ],
 )
-def test_bad_input_of_classification_is_refused(tmp_path, contents, arguments, names):
-  with refuses(*names):
+def test_bad_input_of_classification_is_refused(tmp_path, contents, arguments, words):
+  with refuses(*words):
     build_task("classification", tmp_path, contents, **arguments)
 
 
@@ -309,7 +309,7 @@ def test_bad_input_of_tagging_is_refused(tmp_path, contents, arguments, name):
 
 
 @pytest.mark.parametrize(
-  "contents, arguments, names",
+  "contents, arguments, words",
   [
     (format_squad(("Bob", 0)), {}, ("found 'Ada' at position 0", "'Bob'")),
     (format_squad(("Ada", 0)), {"length": 20}, ("config.task.length: found 20 with stride 128",)),
@@ -319,6 +319,6 @@ def test_bad_input_of_tagging_is_refused(tmp_path, contents, arguments, name):
     (format_squad((3, 0)), {}, ("in field 'answers'", "text, answer_start")),
   ],
 )
-def test_bad_input_of_span_qa_is_refused(tmp_path, contents, arguments, names):
-  with refuses(*names):
+def test_bad_input_of_span_qa_is_refused(tmp_path, contents, arguments, words):
+  with refuses(*words):
     build_task("span_qa", tmp_path, contents, file_format="squad", **arguments)

@@ -97,7 +97,7 @@ def test_long_captions_are_truncated_and_end_with_eos_as_prompts_do(pairs, capsy
 
 
 @pytest.mark.parametrize(
-  "record, names",
+  "record, words",
   [
     ({"image": "0.png", "caption": [3]}, ("found number in field 'caption'",)),
     ({"image": "0.png"}, ("found no field 'caption' among image",)),
@@ -107,11 +107,11 @@ def test_long_captions_are_truncated_and_end_with_eos_as_prompts_do(pairs, capsy
     ({"image": "loop.png", "caption": "x"}, ("loop.png' cannot be read: found a link to itself",)),
   ],
 )
-def test_bad_records_are_refused(pairs, tmp_path, record, names):
+def test_bad_records_are_refused(pairs, tmp_path, record, words):
   json_lines.write(tmp_path / "bad.jsonl", [record])
   (pairs / "loop.png").unlink(missing_ok=True)
   (pairs / "loop.png").symlink_to("loop.png")
-  with refuses(*names):
+  with refuses(*words):
     build_task(pairs, source=f"jsonl:train={tmp_path}/bad.jsonl")
 
 

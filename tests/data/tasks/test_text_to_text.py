@@ -219,7 +219,7 @@ FIELDS = "a\tb\n1\t2\n"
 
 
 @pytest.mark.parametrize(
-  "text, changes, names",
+  "text, changes, words",
   [
     (
       "source\ttargte\na\tb\n",
@@ -238,9 +238,9 @@ FIELDS = "a\tb\n1\t2\n"
     (FIELDS, {"architecture": "decoder"}, ("config.task.targets_length: ", "found 80")),
   ],
 )
-def test_bad_tables_and_arguments_are_refused(tmp_path, tsv, text, changes, names):
+def test_bad_tables_and_arguments_are_refused(tmp_path, tsv, text, changes, words):
   tsv.write_text(text)
-  with refuses(*names):
+  with refuses(*words):
     build_task(tmp_path, tsv, **changes)
   assert not list(tmp_path.glob("cache/[!.]*/"))
 
@@ -257,7 +257,7 @@ def test_a_changed_source_of_the_same_size_is_prepared_again(tmp_path, tsv):
 
 
 @pytest.mark.parametrize(
-  "line, names",
+  "line, words",
   [
     ('{"a": NaN, "b": 1}', ("j.jsonl:1: ", "found nan in field 'a'")),
     ('{"a": 1e999, "b": 1}', ("found inf in field 'a'",)),
@@ -265,9 +265,9 @@ def test_a_changed_source_of_the_same_size_is_prepared_again(tmp_path, tsv):
     ('{"a": "x\\u0000y", "b": 1}', ("found 0 examples, 1 records skipped (NUL character)",)),
   ],
 )
-def test_bad_values_of_a_text_field_are_refused(tmp_path, line, names):
+def test_bad_values_of_a_text_field_are_refused(tmp_path, line, words):
   (tmp_path / "j.jsonl").write_text(line + "\n")
-  with refuses(*names):
+  with refuses(*words):
     build_task(tmp_path, f"jsonl:{tmp_path}/j.jsonl", inputs="{a}", targets="{b}")
 
 

@@ -90,7 +90,7 @@ def test_saved_vocabulary_is_equal_and_exports_the_original_files(directory, tmp
 
 
 @pytest.mark.parametrize(
-  "name, content, names",
+  "name, content, words",
   [
     ("target.spm", None, ("found no target.spm",)),
     ("source.spm", b"\xff", ("source.spm: found 1 bytes", "SentencePiece")),
@@ -130,12 +130,12 @@ def test_saved_vocabulary_is_equal_and_exports_the_original_files(directory, tmp
     ),
   ],
 )
-def test_unreadable_tokenizers_are_refused(directory, tmp_path, name, content, names):
+def test_unreadable_tokenizers_are_refused(directory, tmp_path, name, content, words):
   for file in directory.iterdir():
     (tmp_path / file.name).write_bytes(file.read_bytes())
   if content is None:
     (tmp_path / name).unlink()
   else:
     (tmp_path / name).write_bytes(content)
-  with refuses(*names):
+  with refuses(*words):
     vocabularies.load(str(tmp_path))

@@ -300,15 +300,15 @@ def test_unused_pieces_can_be_sentinels(directories):
 
 
 @pytest.mark.parametrize(
-  "sentinels, names", [("<spare{}>", ("'<spare0>'", "<unused{}>")), ("unused", ("unused", "{}"))]
+  "sentinels, words", [("<spare{}>", ("'<spare0>'", "<unused{}>")), ("unused", ("unused", "{}"))]
 )
-def test_missing_sentinel_pieces_are_refused(sentinels, names, directories):
-  with refuses(*names):
+def test_missing_sentinel_pieces_are_refused(sentinels, words, directories):
+  with refuses(*words):
     vocabularies.load(str(directories["gemma2"]), sentinels=sentinels)
 
 
 @pytest.mark.parametrize(
-  "kind, file, content, names",
+  "kind, file, content, words",
   [
     ("gpt2", "vocab.json", b"{", ("vocab.json", "JSON")),
     ("gpt2", "vocab.json", b"[]", ("vocab.json", "JSON array")),
@@ -323,10 +323,10 @@ def test_missing_sentinel_pieces_are_refused(sentinels, names, directories):
     ("roberta", "tokenizer.json", b"{}", ("tokenizer.json without pieces",)),
   ],
 )
-def test_damaged_files_are_refused(tmp_path, kind, file, content, names):
+def test_damaged_files_are_refused(tmp_path, kind, file, content, words):
   path = published.write(tmp_path / kind, kind)
   (path / file).write_bytes(content)
-  with refuses(*names):
+  with refuses(*words):
     vocabularies.load(str(path))
 
 
