@@ -30,7 +30,7 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).st
 LARGEST_CACHE = 2**30  # bytes
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("any machine")
-# a sixth of the time would go into looking for garbage among millions of objects
+# By default, garbage collection among millions of objects takes a sixth of the time.
 gc.set_threshold(100_000, 20, 20)
 # Files that take longest, begun first: begun last, one keeps a single core busy while the others
 # have nothing to do.

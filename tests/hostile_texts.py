@@ -62,7 +62,7 @@ ODD = [
     "㍿",
     "\ufffd",
   ),
-  # marks that stand alone, in an unusual order, or on letters of which NFKC composes another one
+  # Marks that stand alone, in an unusual order, or on letters with which NFKC composes another one.
   *(
     "\u0301",
     "\u0323",

@@ -56,7 +56,7 @@ class Server:
     self.stopped = threading.Event()
     self.lock = threading.Lock()
     self.http = _Http(("127.0.0.1", 0), _handler(self))
-    # by the object's name; an object that was not written through the server has version 1
+    # By name of the object; an object that was not written through the server has version 1.
     self.versions: dict[str, int] = {}
     self.url = f"http://127.0.0.1:{self.http.server_port}"
 
@@ -336,7 +336,7 @@ def _handler(server: Server):
           query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
           if query.get("ifGenerationMatch", str(self.version(name))) != str(self.version(name)):
             return self.deny("exists")
-          # there are no directories in a bucket, though clients ask to delete them
+          # A bucket has no directories, though clients ask to delete them.
           with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
             for parent in file.parents:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorstore as ts
 from flax import serialization
 
-# the chunks of T5X hold up to 64 MiB
+# The chunks of T5X hold up to 64 MiB.
 STREAM = 128
 TABLE = 384
 CHUNK_BYTES = 64 * 2**20

@@ -58,11 +58,11 @@ def targets(task) -> np.ndarray:
   return np.concatenate(tokens)
 
 
-# tested in evals/test_labelled.py
+# Tested in evals/test_labelled.py.
 LABELLED = {"classification", "generation", "multiple_choice", "span_qa", "tagging"}
-# tested in evals/test_image_evaluators.py, training/test_image_text_runs.py and contrib/
+# Tested in evals/test_image_evaluators.py, training/test_image_text_runs.py and contrib/.
 IMAGES = {"image_classification", "few_shot", "knn", "retrieval", "zero_shot", "detection"}
-# tested in inference/test_embedding.py, evals/ and contrib/
+# Tested in inference/test_embedding.py, evals/ and contrib/.
 ELSEWHERE = {"embedding", "samples", "questions"}
 ELSEWHERE |= topics.cases("EVALUATORS_TESTED_ELSEWHERE").keys()
 ELSEWHERE |= topics.cases("EVALUATORS_OF_RUNS").keys()

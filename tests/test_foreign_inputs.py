@@ -81,9 +81,9 @@ def copy_foreign_run(trained: pathlib.Path, folder: pathlib.Path, changes: dict)
   return copy
 
 
-def fill_elsewhere(value, root: pathlib.Path):
-  """Replace ELSEWHERE by the directory of the sentinels in all strings of a value."""
-  return json.loads(json.dumps(value).replace("ELSEWHERE", str(root)))
+def fill_elsewhere(value, folder: pathlib.Path):
+  """Return a value with ELSEWHERE in its strings replaced by the directory of the sentinels."""
+  return json.loads(json.dumps(value).replace("ELSEWHERE", str(folder)))
 
 
 TEXT_TASK = {

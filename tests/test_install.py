@@ -24,9 +24,9 @@ def test_every_optional_dependency_has_an_extra():
 def test_recipes_are_found_from_any_directory(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert "configs/t5/base.py" in recipes.names()
-  # quickstart.py imports another recipe
+  # quickstart.py imports another recipe.
   assert recipes.load("configs/t5/quickstart.py:debug").total_steps == 2
-  # a recipe of the user, in the current directory, that imports one of the package
+  # A recipe of the user, in the current directory, that imports one of the package.
   recipe = tmp_path / "configs" / "mine" / "other.py"
   recipe.parent.mkdir(parents=True)
   recipe.write_text(

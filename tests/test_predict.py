@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
 DECODER = "tests/recipes/nano_decoder.py"
 ENCODER = "tests/recipes/nano_encoder.py"
 PROMPTS = ["def add(a, b):", "x", "Returns the sum of all elements of an array, or 0", "  é\u2028ß"]
-NEW = 6
+NEW = 6  # new tokens of an answer
 
 
 def train_two_steps(folder, recipe: str):
@@ -62,7 +62,7 @@ def copy_with_config(workdir, folder, change):
 
 @pytest.fixture
 def ask(tmp_path):
-  """Call the command with lines of text; return the rows of its output."""
+  """Return a function that calls `predict` with lines of text and returns its rows."""
 
   def call(workdir, lines, *flags: str):
     source = tmp_path / "lines.txt"
@@ -76,7 +76,7 @@ def ask(tmp_path):
 
 
 def read_rows(path) -> list[dict]:
-  # not json_lines.read: a text may hold another separator of lines
+  # Not `json_lines.read`, because a text may contain another line separator.
   return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
@@ -156,7 +156,7 @@ def test_beams_are_the_hypotheses_of_the_search(decoder, ask):
     tokens, scores = call_compiled(
       beam_search, model, prompt_of(vocabulary, text), max_length=NEW, **options
     )
-    # fewer hypotheses may have ended with what is allowed
+    # Fewer than two hypotheses may have ended.
     count = min(2, int((scores[0] > -np.inf).sum()))
     assert answer["predictions"] == [decode_to_end(vocabulary, ids) for ids in tokens[0, :count]]
     np.testing.assert_allclose(answer["scores"], scores[0, :count], atol=1e-3)
@@ -203,11 +203,11 @@ def test_a_sample_depends_on_seed_text_and_number_alone(decoder, ask):
   assert {len(answer["scores"]) for answer in answers} == {3}
   for actual, expected in zip(ask(decoder, PROMPTS, *SAMPLING, "--batch_size=5"), answers):
     assert_same_samples(actual, expected)
-  longer = "a longer line than before, so that batches are others"
-  other_lines = [longer, PROMPTS[1], "y", PROMPTS[3]]
-  others = ask(decoder, other_lines, *SAMPLING, "--batch_size=8")
-  assert_same_samples(others[1], answers[1])
-  assert_same_samples(others[3], answers[3])
+  longer = "a longer line than before, so that batches are divided differently"
+  changed_lines = [longer, PROMPTS[1], "y", PROMPTS[3]]
+  changed_answers = ask(decoder, changed_lines, *SAMPLING, "--batch_size=8")
+  assert_same_samples(changed_answers[1], answers[1])
+  assert_same_samples(changed_answers[3], answers[3])
   single = ask(decoder, PROMPTS, "--seed=7", *SAMPLING[1:])
   other_seed = ask(decoder, PROMPTS, *SAMPLING, "--seed=8")
   for answer, first_sample, other_answer in zip(answers, single, other_seed, strict=True):
@@ -218,7 +218,7 @@ def test_a_sample_depends_on_seed_text_and_number_alone(decoder, ask):
 WITHOUT_TENSORFLOW = """
 import sys
 
-# as if they were not installed
+# Importing these modules fails, as if they were not installed.
 sys.modules["tensorflow"] = sys.modules["tensorflow_datasets"] = None
 from t5x_like import predict
 from tests.recipes import nano_decoder
@@ -338,7 +338,7 @@ def refusal(capsys, tmp_path):
 @pytest.mark.parametrize(
   "run, content, flags, parts",
   [
-    # texts
+    # Texts.
     ("trained", "\n \n", (), ("lines.txt", "no text")),
     ("trained", b"good\n\xff\xfe", (), ("lines.txt", "not UTF-8 at byte 5")),
     ("trained", "short\n" + "long " * 40, (), ("text 2", "201 tokens", "at most 32")),
@@ -350,7 +350,7 @@ def refusal(capsys, tmp_path):
       ("--max_new_tokens=5",),
       ("text 2", "60 tokens", "--max_new_tokens=5: the model has positions for 64"),
     ),
-    # options
+    # Options.
     ("trained", "a", ("--batch_size=0",), ("--batch_size=0", "at least 1")),
     ("trained", "a", ("--output=/proc/no/out",), ("/proc/no/out",)),
     ("encoder", "a [MASK]\n", ("--beams=2",), ("--beams=2: the model is an encoder",)),
@@ -364,7 +364,7 @@ def refusal(capsys, tmp_path):
     ("trained", "a", ("--beams=2", "--length_penalty=1e30"), ("expected -10 to 10",)),
     ("trained", "a", ("--beams=2", "--length_penalty=-1e30"), ("expected -10 to 10",)),
     ("trained", "a", ("--beams=2", "--length_penalty=nan"), ("expected -10 to 10",)),
-    # memory
+    # Memory.
     (
       "trained",
       "a <extra_id_0>",
@@ -530,7 +530,7 @@ def test_unusual_families_answer_with_their_padded_length(recipe, length):
   run.rules = parts.rules
   run.model = model
   run.batch_size = 8
-  # generation makes that change itself where it was not made before
+  # Without an earlier transformation, generation makes this change itself.
   run.transform = lambda change: run
   (answer,) = answers(run, answers.encode(["a [MASK] b"], "-"), ["a [MASK] b"])
   assert {"input"} < set(answer)

@@ -107,7 +107,7 @@ SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
 
 @pytest.mark.parametrize("section", SECTIONS, ids=[section.splitlines()[0] for section in SECTIONS])
 def test_the_commands_of_a_section_parse_and_its_recipes_load(section, monkeypatch):
-  # the first commands of the last code block, which the rows below it change
+  # The first commands of the last code block, which the rows below it change.
   train_command = []
   evaluate_command = []
   in_code_block = False

@@ -60,7 +60,7 @@ def test_a_file_gives_its_tasks_their_epochs_rates_seeds_and_lengths(pretrained,
   assert [run["seed"] for run in cola["runs"]] == [0, 1]
   expected = {"steps": 4, "length": "64", "evaluations": 2, "examples": 16, "truncated": 0.0}
   assert expected.items() <= relatedness["facts"].items()
-  # every other sentence is longer than 48 bytes
+  # Every other sentence is longer than 48 bytes.
   expected = {"steps": 3, "length": "48", "evaluations": 2, "examples": 16, "truncated": 50.0}
   assert expected.items() <= cola["facts"].items()
   table = (output / "results.md").read_text()

@@ -28,7 +28,7 @@ def test_official_files_come_before_tensorflow_datasets():
   }
   name = benchmark("docstrings/name")
   docstring_keys = data.source_keys(name, name.text, FOLDER, "tfds")
-  # this task has no official files
+  # This task has no official files.
   assert docstring_keys == {"task.source": "docstring_tasks:name", "task.data_dir": "tfds"}
 
 

@@ -288,7 +288,7 @@ def test_labels_apart_must_be_as_many_as_rows(tmp_path):
 
 
 RULES = {
-  # log-probabilities of "aa" and "b", and of both after "Answer:"
+  # Log-probabilities of "aa" and "b", and of both after "Answer:".
   "likeliest": ([-3.0, -2.0], 1),
   "per character": ([-3.0, -2.0], 0),  # -3 / 3 and -2 / 2: the first of equals
   "per token": ([-2.2, -2.0], 0),  # over 2 and 1 tokens
@@ -385,7 +385,7 @@ def test_a_difference_is_paired_by_question(two_tables, capsys):
   assert "| anatomy | 5-shot/accuracy | 46.0 | 54.0 | +8.0 (" in output
   compared = comparison.compare_directories([f"{two_tables}/a", f"{two_tables}/b"])
   task, summary = compared["rows"]
-  # the standard error of the difference is that of 20 differing questions of 200
+  # The standard error of a mean difference of 200 questions, of which 20 differ.
   error = 100 * np.sqrt((20 / 200 - 0.08**2) / 200)
   assert task["low"] == pytest.approx(8 - 1.96 * error, abs=0.5)
   assert task["high"] == pytest.approx(8 + 1.96 * error, abs=0.5)

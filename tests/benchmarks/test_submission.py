@@ -34,7 +34,7 @@ def test_labels_are_spelled_as_superglue_spells_them(task, idx, prediction, expe
   rows = [{"idx": n, "prediction": prediction} for n in (idx, smaller_idx)]
   workdirs.write_lines(tmp_path / "run" / "predictions", f"{file}.jsonl", rows)
   submission.write_submission(tmp_path, superglue.SUITE, task, str(tmp_path / "run"))
-  # sorted by index
+  # Sorted by index.
   assert json_lines.read(tmp_path / f"{file}.jsonl") == [expected | {"idx": 2}, expected]
 
 
@@ -44,7 +44,7 @@ def test_labels_are_spelled_as_superglue_spells_them(task, idx, prediction, expe
     ("cola", "acceptable", "1"),
     ("wnli", "entailment", "1"),
     ("rte", "entailment", "entailment"),
-    # any other text counts as the first label
+    # Any other text counts as the first label.
     ("qqp", "none", "0"),
     ("rte", "a text\tof two\nlines", "entailment"),
     ("qnli", "", "entailment"),

@@ -47,7 +47,7 @@ def test_facts_are_read_from_the_metrics_and_the_config(tmp_path):
 
 GOLD = ["yes"] * 5 + ["no"] * 2 + ["-1"]  # the last has no label
 CLASS_ROWS = [{"input": "x", "target": label, "prediction": "no"} for label in GOLD]
-# of always answering "yes"
+# The scores of always answering "yes".
 F1 = 100 * f1_score([1] * 5 + [0] * 2, [1] * 7)
 ACCURACY = 100 * accuracy_score(GOLD[:7], ["yes"] * 7)
 SIGN_ROWS = [{"input": "x", "target": sign, "prediction": "1"} for sign in ("-1", "-1", "1")]

@@ -49,7 +49,7 @@ def average(suite: str, row: dict, missing=(), tasks=None) -> float | None:
   ("suite", "row", "published"), [("glue", GLUE, 80.5), ("superglue", SUPERGLUE, 89.3)]
 )
 def test_the_average_is_the_leaderboards(suite, row, published):
-  # the published scores are rounded to 0.1
+  # The published scores are rounded to 0.1.
   assert average(suite, row) == pytest.approx(published, abs=0.051)
 
 

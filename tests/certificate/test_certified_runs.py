@@ -64,7 +64,7 @@ def test_a_chain_begins_where_a_run_from_before_certificates_is_continued(
   assert outcome["first_step"] == 5
   assert outcome["last_step"] == 6
   assert "holds for steps 5 to 6" in capsys.readouterr().out
-  # and where a part of it is gone, it says so
+  # If a part of the chain is missing, the outcome says so.
   records = chains.records_of(workdir)
   chains.rewrite(workdir, [record for record in records if record["step"] < 5])
   assert train_run(workdir, "--config.total_steps=8") == 0

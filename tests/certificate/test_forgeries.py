@@ -126,7 +126,7 @@ def test_a_truncated_chain(workdir, capsys):
   kept = [line for line in lines if json.loads(line)["step"] <= 3]
   path.write_bytes(b"".join(kept))
   assert_found(capsys, workdir, 4, "metrics", "the chain ends at step 3")
-  # with the metrics cut too, the checkpoint is still there
+  # Metrics that are cut too cannot hide the checkpoint.
   metrics = workdir / "metrics.jsonl"
   rows = metrics.read_text().splitlines(keepends=True)
   metrics.write_text("".join(row for row in rows if json.loads(row)["step"] <= 3))

@@ -18,7 +18,7 @@ from t5x_like.report.writer import read_metrics
 from tests.runs import Process, count_metrics, losses, steps_being_saved
 
 MARK = "T5X_LIKE_DRILL"  # in the environment of all that a drill starts
-# steps between checkpoints, and between evaluations
+# Steps between checkpoints and between evaluations.
 EVERY = 5
 EVALUATE = 10
 FLAGS = (
@@ -98,7 +98,7 @@ class Drill:
       else:
         steps = self.random.randint(1, EVERY)
         wait = self.random.uniform(0, 0.03)
-        # of this start: later lines are dropped by now
+        # Count lines of this start: a start drops the lines after its step.
         process.until(lambda: count_metrics(self.workdir) not in (0, before))
         self.seconds = min(self.seconds, time.monotonic() - since)
         start = count_metrics(self.workdir)
@@ -120,7 +120,7 @@ class Drill:
     assert code != 0, (
       f"it ended before it could be killed in {len(self.table)} kills: {output[-2000:]}"
     )
-    # a process whose peer is gone shows where it waited for it
+    # A process that has lost its peer shows the stack of its wait.
     lost = self.launcher and "transient error: " in output
     assert "Traceback" not in output or lost, output
     self.table.append((moment, phase))

@@ -134,7 +134,7 @@ def kill(command: list[str], workdir: pathlib.Path, draw: random.Random, where: 
         lambda: time.monotonic() - since > wait or count_metrics(workdir) not in (0, before)
       )
     else:
-      # lines of this start: later ones than its step are dropped by now
+      # Count lines of this start: a start drops the lines after its step.
       process.until(lambda: count_metrics(workdir) not in (0, before))
       reach = count_metrics(workdir) + draw.randint(0, 5)
       is_saving = lambda: moment == "saving" and set(steps_being_saved(workdir)) - under_way  # noqa: E731

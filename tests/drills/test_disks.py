@@ -56,7 +56,7 @@ def assert_files_complete(workdir) -> list[str]:
       assert file.read_text().rstrip().endswith("</html>"), name
     elif file.suffix == ".png":
       Image.open(file).load()
-    # these two are appended to
+    # Lines are appended to these two files.
     elif file.suffix == ".jsonl" and name not in ("history.jsonl", "metrics.jsonl"):
       assert [json.loads(line) for line in file.read_text().splitlines()], name
       assert file.read_bytes().endswith(b"\n"), name

@@ -69,7 +69,7 @@ def test_kills_between_changes_of_layout_change_no_bit(tmp_path):
         process.send(signal.SIGKILL)
       exit_code, output = process.end()
     assert exit_code in (0, -signal.SIGKILL), output
-    # resume, and train to the end of the layout
+    # Resume, and train to the end of the layout.
     run_to_end(argv, **environment)
   assert losses(killed) == losses(uninterrupted)
   assert_same_bits(killed, uninterrupted, STEPS_PER_LAYOUT * num_layouts)

@@ -15,7 +15,7 @@ from tests.runs import Process, count_metrics, losses, train
 pytestmark = pytest.mark.drill
 SAVE_EVERY = 20
 EVALUATE_EVERY = 40
-# steps until a run has saved and evaluated, for which it starts threads that it keeps
+# Until this step, a run starts threads for saves and evaluations, which it keeps.
 SETTLED = EVALUATE_EVERY + 1
 # The growth allowed between the first and the last sample: saves and evaluations open and close
 # threads and files.

@@ -75,7 +75,7 @@ def kill_slice(where, slice_: int, quick, *job) -> tuple[int, str]:
     code, output = process.end(1_800)
   assert code == 0, output
   step = int(re.findall(rf"from step (\d+) of {STEPS}", output)[-1])
-  # a copy may have been under way
+  # A copy may have been unfinished.
   assert last - EVERY - 1 <= step <= last, (last, step)
   assert step % EVERY == 0, (last, step)
   spent = json.loads((where / "run" / "goodput.json").read_text())

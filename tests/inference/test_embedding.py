@@ -126,7 +126,7 @@ def test_cosines_are_correlated_with_the_scores_of_pairs(converted, tmp_path):
   rows = json_lines.read(evaluations / "0_cosine_validation.jsonl")
   vectors = embed_one_by_one(directory, "mean")
   assert metrics["examples"] == len(pairs)
-  # pairs 4 and 5 are the first text with itself and with the second
+  # Pairs 4 and 5 are the first text with itself and with the second.
   assert rows[4]["prediction"] == pytest.approx(1.0, abs=1e-5)
   assert rows[5]["prediction"] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
   evaluation = json.loads((evaluations / "0_one_example_validation.json").read_text())

@@ -58,11 +58,11 @@ def test_predictions_of_files_equal_those_of_the_evaluation(trained_on_digits):
     assert p == sorted(p, reverse=True)
     assert row["probability"] == p[0]
     assert {prediction["label"] for prediction in row["predictions"]} == set("0123456789")
-  # a pattern of paths, with the default of five labels
+  # A pattern of paths, with the default of five labels.
   row_of_0, row_of_1 = classify_files(folder, f"{folder}/files/*/0[01].png")
   assert len(row_of_0["predictions"]) == len(row_of_1["predictions"]) == 5
   assert row_of_0["prediction"] == row_by_number[0]["prediction"]
-  # a single file
+  # A single file.
   (row,) = classify_files(folder, folder / "files" / "1" / "01.png")
   assert row["predictions"] == row_of_1["predictions"]
 

@@ -26,7 +26,7 @@ from t5x_like.models import command_r, falcon, gemma3, gpt, llama, mpt, neox, op
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
-# config.json of published models without the fields that have no effect, by family and size
+# `config.json` of published models without the fields that have no effect, by family and size.
 PUBLISHED = json.loads(pathlib.Path(__file__).with_name("published_decoders.json").read_text())
 
 
@@ -280,7 +280,7 @@ def test_a_family_without_a_type_is_refused(tmp_path):
     hf.save(small(palm, "tiny"), str(tmp_path / "model"))
 
 
-# of the Hub, of transformers 5
+# Prefixes of tensors of the Hub and of transformers 5.
 @pytest.mark.parametrize("form", ["language_model.model.", "model.language_model."])
 def test_the_text_model_is_taken_from_one_that_sees_images(form, tmp_path):
   hf.save(small(gemma3, "tiny"), str(tmp_path / "text"))

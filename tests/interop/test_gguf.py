@@ -102,7 +102,7 @@ def test_a_model_reads_back_rounded_to_float16(name, tmp_path):
   arrays = params.arrays(read)
   for key, array in params.arrays(model).items():
     values = np.asarray(array)
-    # a stack's norms and biases have one axis besides the layers'
+    # Norms and biases of a stack have one axis besides `layers`.
     is_matrix = key.endswith(("kernel", "table"))
     expected = values.astype(np.float16).astype(np.float32) if is_matrix else values
     np.testing.assert_allclose(np.asarray(arrays[key]), expected, rtol=1e-6, atol=1e-6)
@@ -182,7 +182,7 @@ def test_a_file_becomes_a_directory_and_a_file_again(llama_file, tmp_path, capsy
   assert first.metadata == second.metadata
   assert first.tensors.keys() == second.tensors.keys()
   for name, info in first.tensors.items():
-    # the directory is of one dtype, the embeddings' float16, in which vectors are rounded
+    # The directory has the dtype of the embeddings, float16, to which vectors are rounded.
     tolerance = 0.0 if len(info.shape) > 1 else 1e-3
     np.testing.assert_allclose(second.read(name), first.read(name), rtol=tolerance)
   assert convert_hf.main([f"--input={path}", f"--output={again}"]) == 2

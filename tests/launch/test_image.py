@@ -78,7 +78,7 @@ def test_every_installation_is_bound_by_constraints_and_checked():
     lines += (REPO / file.removeprefix("/build/")).read_text().splitlines()
   pinned = pins.read_pins(lines)
   assert set(pinned) >= {"jax", "libtpu", "jax-cuda12-plugin", "nvidia-cudnn-cu12", "setuptools"}
-  # no package has two pins
+  # No package has two pins.
   names = [re.split("[=;]", line)[0] for line in lines if "==" in line and ";" not in line]
   assert len(names) == len(set(names))
 

@@ -337,7 +337,7 @@ def test_a_host_that_cannot_reach_the_directory_is_lost_and_ends():
   world = World()
   world.run(300)
   world.board.refused = {3}
-  # its process ends as the others leave it
+  # Its process ends when the others leave it.
   world.run(60)
   world.deaths.setdefault(1, world.now)
   world.run(1200)

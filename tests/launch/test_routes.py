@@ -48,8 +48,8 @@ GKE = (
   "--spot",
   "--env=HF_HOME=/tmp/hf",
   "--secret=keys",
+  "--host_directory=/dev/shm/t5x_like",
 )
-GKE += ("--host_directory=/dev/shm/t5x_like",)
 
 
 def apply_jobset(tmp_path, program, answer=""):
@@ -66,7 +66,7 @@ def test_a_jobset_follows_its_schema(tmp_path, program):
   calls, file = apply_jobset(tmp_path, program)
   manifest = json.loads(file.read_text())
   read = models.JobsetV1alpha2JobSet.from_dict(manifest)
-  # nothing that the schema does not know, and all of the right types
+  # The manifest has only fields of the schema, with the right types.
   assert read.to_dict() == manifest
   assert "delete" not in calls
   assert "apply --filename=-" in calls
@@ -81,18 +81,16 @@ def test_a_jobset_follows_its_schema(tmp_path, program):
   assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
   assert container["volumeMounts"] == [{"name": "host", "mountPath": "/dev/shm/t5x_like"}]
   assert pod["volumes"][0]["hostPath"]["path"] == "/dev/shm/t5x_like"
-  (opens,) = pod["initContainers"]  # the image's user, not root, writes there
-  assert opens["command"][-1] == "/dev/shm/t5x_like"
-  assert opens["securityContext"] == {"runAsUser": 0}
-  bash, c, script = (
-    argument.replace("$$", "$") for argument in container["command"]
-  )  # as Kubernetes does
+  # Root opens the directory for the user of the image.
+  (init_container,) = pod["initContainers"]
+  assert init_container["command"][-1] == "/dev/shm/t5x_like"
+  assert init_container["securityContext"] == {"runAsUser": 0}
+  # Kubernetes replaces $$ by $.
+  bash, c, script = (argument.replace("$$", "$") for argument in container["command"])
   echo = f"python() {{ printf '%s\\n' \"$@\"; }}; {script.replace('exec ', '')}"
   assert "export T5X_LIKE_JOB_KEY=" in script
-  process = subprocess.run(
-    [bash, c, echo], capture_output=True, text=True, cwd=tmp_path
-  ).stdout.splitlines()
-  assert process == [
+  process = subprocess.run([bash, c, echo], capture_output=True, text=True, cwd=tmp_path)
+  assert process.stdout.splitlines() == [
     "-m",
     "launch.preflight",
     WORKDIR,
@@ -107,9 +105,9 @@ def test_a_jobset_follows_its_schema(tmp_path, program):
   assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2, 3, 4]
   assert job["activeDeadlineSeconds"] == 168 * 3600
   assert manifest["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
-  useless = manifest["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"]
-  # or the JobSet would start again after its lifetime
-  assert useless == ["PodFailurePolicy", "DeadlineExceeded"]
+  final_reasons = manifest["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"]
+  # Otherwise the JobSet would start again after its lifetime.
+  assert final_reasons == ["PodFailurePolicy", "DeadlineExceeded"]
 
 
 def test_an_elastic_jobset_replaces_lost_pods_and_runs_the_command_through_its_hosts(
@@ -123,7 +121,7 @@ def test_an_elastic_jobset_replaces_lost_pods_and_runs_the_command_through_its_h
   assert manifest["spec"]["successPolicy"] == {"operator": "Any"}
   job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
   first, second = job["podFailurePolicy"]["rules"]
-  # the job controller creates pods of lost nodes again; other failures count
+  # The job controller creates pods of lost nodes again; other failures count.
   assert first == {
     "action": "Ignore",
     "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
@@ -150,7 +148,7 @@ def test_an_elastic_jobset_replaces_lost_pods_and_runs_the_command_through_its_h
     cwd=tmp_path,
   ).stdout.splitlines()
   key, *arguments = output
-  assert re.fullmatch("[0-9a-f]{32}-4", key)  # another meeting after each restart of the JobSet
+  assert re.fullmatch("[0-9a-f]{32}-4", key)  # another key after each restart of the JobSet
   end = arguments.index("--")
   assert arguments[:2] == ["-m", "launch.member"]
   assert set(arguments[2:end]) == {

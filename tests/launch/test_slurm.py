@@ -78,7 +78,7 @@ def test_one_task_with_an_error_to_mend_ends_the_job(programs):
   )
   assert (programs / "code").read_text().strip() == "2"
   assert not (programs / "scontrol").exists()
-  # the code of the start before counts no more
+  # The code of the previous start no longer counts.
   assert start(programs, program="import sys; sys.exit(137)") == 0
   assert (programs / "code").read_text().strip() == "137"
   assert (programs / "scontrol").exists()
@@ -131,7 +131,7 @@ def test_the_command_arrives_as_given_and_secrets_are_not_printed(programs, monk
   assert "s3cr3t" not in out
   assert "HF_TOKEN=***" in out
   assert "#SBATCH --signal=TERM@120" in out
-  # a process for each GPU
+  # One process for each GPU.
   assert "#SBATCH --ntasks-per-node=8\n" in out
   assert "#SBATCH --gpus-per-node=8\n" in out
   assert "sbatch --parsable" in out
@@ -221,7 +221,7 @@ def test_a_slice_that_left_the_queue_is_submitted_again_and_joins(programs, caps
   record_member(programs, 0)
   assert start(programs, flags=SLICES) == 0
   before = [(programs / "a run" / f"slurm-{slice_}.sh").read_text() for slice_ in range(3)]
-  # slices 0 and 2 are in the queue
+  # Slices 0 and 2 are in the queue.
   name = "--name=a-run-"
   write_program(
     programs / "bin", "squeue", rf'case "$*" in *{name}*-1\ *) ;; *) echo 41 RUNNING;; esac'

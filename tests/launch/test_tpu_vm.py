@@ -20,14 +20,13 @@ pytestmark = pytest.mark.runs
 WORKDIR = "--workdir=memory://bucket/runs/T5 base"
 TRAIN = ("--", "python", "-m", "t5x_like.train")
 FLAGS = ("--project=p", "--zone=z", "--accelerator_type=v5litepod-8", "--spot")
-
-
+# A program that ends on SIGTERM as a run does that has saved.
 SAVES = (
   "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); time.sleep(60)"
 )
 
 
-# The faults of the fake cloud: none.
+# A fake cloud without faults.
 PLAN = {
   "unreachable": {},
   "hangs": {},
@@ -108,14 +107,14 @@ def test_a_job_runs_on_all_hosts_and_resumes_when_started_again(cloud, capsys):
   assert "waiting_for_resources" in err
   assert not calls("queued-resources", "delete")
   assert "is billed until it is deleted: gcloud compute tpus queued-resources delete t5-base" in err
-  assert start(program="print('more')") == 0  # the slice is there
+  assert start(program="print('more')") == 0  # on the same slice
   assert len(calls("queued-resources", "create")) == 1
   assert all("more" in log for log in host_files(cloud, "log")), host_files(cloud, "log")
   assert start(action="status") == 0
   assert capsys.readouterr().out.count(": exit 0") == 2
   assert start(action="logs") == 0
   assert "trained" in capsys.readouterr().out
-  # without a launcher that watches
+  # No launcher watches the job.
   assert start(action="stop", keep=False) == 0
   assert not read_requests(cloud)
   assert len(calls("queued-resources", "delete")) == 1
@@ -263,9 +262,13 @@ def test_the_first_host_deletes_a_slice_without_launcher(hours, program, cloud, 
   """It does so after the job, or at the end of its lifetime after a save."""
   monkeypatch.setattr(queued_resources, "_GUARD_POLL_SECONDS", 0.1)
   monkeypatch.setattr(queued_resources, "_GUARD_WAIT_SECONDS", 1)
-  monkeypatch.setattr(tpu_hosts, "read_codes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+
+  def interrupt(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(tpu_hosts, "read_codes", interrupt)
   calls = cloud()
-  # the host may be faster
+  # The host may delete the slice before the launcher is interrupted.
   assert start(f"--max_hours={hours}", keep=False, program=program) in (130, 75)
   deadline = time.monotonic() + 30
   while read_requests(cloud) and time.monotonic() < deadline:
@@ -279,7 +282,7 @@ def test_a_run_ends_within_its_budget(cloud, capsys, monkeypatch, tmp_path):
   prices = tmp_path / "prices.toml"
   prices.write_text('currency = "USD"\n[per_chip_hour]\nv5e = 1.0\n')
   cloud()
-  # eight chips for three seconds
+  # Eight chips for three seconds.
   flags = (f"--prices={prices}", f"--budget={8 * 3 / 3600}")
   assert start(*flags, keep=False, program=SAVES) == 75
   err = capsys.readouterr().err

@@ -107,7 +107,7 @@ SIZES = [
   ("qwen", "qwen3-32b", 32_762_123_264, 0),
   ("qwen", "qwen3-30b-a3b", 30_532_122_624, 0),
   ("qwen", "qwen3-235b-a22b", 235_093_634_560, 0),
-  # the published checkpoint, without its block of the second token
+  # The published checkpoint, without its block that predicts the second token.
   ("deepseek", "v3", 671_026_419_200, 0),
   ("gpt_oss", "20b", 20_914_757_184, 0),  # the published checkpoints
   ("gpt_oss", "120b", 116_829_156_672, 0),
@@ -167,7 +167,7 @@ SIZES = [
   # Vaswani et al. 2017, table 3, whose 37,000 pieces are rounded
   ("transformer", "transformer-base", 65 * M, 0.031),
   ("transformer", "transformer-big", 213 * M, 0.006),
-  # the checkpoints keep the bias of the output as a buffer
+  # The checkpoints keep the bias of the output as a buffer.
   ("bart", "bart-base", 139_420_416 + 50_265, 0),
   ("bart", "bart-large", 406_291_456 + 50_265, 0),
   ("bart", "mbart-large-cc25", 610_851_840 + 250_027, 0),
@@ -194,7 +194,7 @@ SIZES = [
   ("siglip", "siglip-b16", 203_155_970, 0),  # the published checkpoints
   ("siglip", "siglip-l16-256", 652_150_786, 0),
   ("siglip", "siglip-so400m", 877_960_498, 0),
-  # as torchvision counts them; and the statistics of batch norm
+  # As torchvision counts them, with the statistics of batch norm.
   ("resnet", "resnet-18", 11_689_512 + 2 * 4_800, 0),
   ("resnet", "resnet-50", 25_557_032 + 2 * 26_560, 0),
   # Liu et al. 2022, table 1, to the last digit by `transformers`

@@ -25,7 +25,7 @@ LLAMA = cases.decoders.LLAMA | dict(
 BART = cases.BART | dict(vocab_size=TABLE, max_position_embeddings=64, forced_eos_token_id=None)
 REPEATS = dict(repetition_penalty=1.3, no_repeat_ngram_size=2, suppress_tokens=[11, 12])
 MASKED = ["<s>", "<pad>", "</s>", "<unk>"]
-# the model, special pieces, how its tokenizer encloses a text, and settings of generation
+# Model, special pieces, tokens that its tokenizer adds to a text, settings of generation.
 FAMILIES = {
   "gpt2": (
     cases.Case("GPT2LMHeadModel", "GPT2Config", GPT2, "decoder"),

@@ -9,7 +9,7 @@ from PIL import Image
 
 from parity import timm_groups
 
-# before tensorflow, after which triton cannot be loaded
+# Imported before tensorflow, after which triton cannot be loaded.
 auto = pytest.importorskip("timm.data.auto_augment")
 
 import torch  # noqa: E402

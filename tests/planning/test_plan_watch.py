@@ -327,7 +327,7 @@ def totals(**fields):
     (totals(), []),
     (totals(seconds=5.4, wait_seconds=0.4), []),
     (totals(seconds=8.0, wait_seconds=3.0), ["input"]),
-    # the devices compute while the host waits for data
+    # The devices compute while the host waits for data.
     (totals(seconds=8.0, wait_seconds=3.0, blocked_seconds=4.0), ["step"]),
     (totals(seconds=8.0, compile_seconds=3.0, compilations=1), ["recompilation"]),
     (totals(seconds=9.0, wait_seconds=1.0), ["input", "step"]),

@@ -15,7 +15,7 @@ def get_config(arg: str = ""):
   config.model.variant = "nano"
   config.model.design = {"init_stddev": 0.3}
   config.phases = {}
-  # the second step's rate is that of a longer run, which tests go on with
+  # The second step has the rate of a longer run, with which tests continue.
   config.schedule.decay = "after_warmup"
   config.evals = {}
   config.peak_flops = 1e11

@@ -37,7 +37,7 @@ def test_the_page_shows_the_ids_of_the_batch(tmp_path, capsys):
   assert "encoder_input_tokens" in printed
   assert "Example 1" in printed
   assert "<extra_id_0>:383" in printed
-  # no colour where there is no terminal
+  # Output that is not a terminal has no colour.
   assert "encoder_input_tokens int32[32]" in printed
   assert "\x1b" not in printed
 

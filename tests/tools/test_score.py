@@ -99,7 +99,7 @@ NLI = ["neutral", "entailment", "contradiction"]
 STS = ["5.00", "0", "3.2"]
 TWO = ["entailment", "not_entailment"]
 PAIR = "index\tsentence1\tsentence2\tlabel", "{i}\ta\tb\t{label}"
-# quotes are text
+# Quotes are text.
 MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", '{label}\t7\t8\t"a\tb'
 QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "{i}3\t1\t2\ta\tb\t{label}"
 MNLI = "index\tpromptID\tpairID\tlabel1\tgold_label", "{i}\t1\t{i}c\tneutral\t{label}"
@@ -162,7 +162,7 @@ def test_glue_scores_equal_those_by_hand(score):
   )
   scores = score("glue/mrpc", dev, ("p.tsv", submission("1011")))
   assert scores == {"f1": pytest.approx(200 / 3), "accuracy": 50.0, "examples": 4}
-  # as T5 generates them
+  # As T5 generates them.
   words_file = ("p.txt", ["equivalent", "banana", "equivalent", "not_equivalent"])
   scores = score("glue/mrpc", dev, words_file, "--invalid=wrong")
   assert scores == {"f1": pytest.approx(80.0), "accuracy": 75.0, "examples": 4, "invalid": 1}

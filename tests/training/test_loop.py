@@ -199,7 +199,7 @@ class ScriptedRun:
     # The refusal is read while step 2 runs.
     ([1], "back to 0, save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),
     ([3], "back to 0, save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),  # before a save
-    # before an evaluation
+    # Before an evaluation.
     ([4], "save 3, back to 3, evaluate 4, save 6, save 8, evaluate 8, finish"),
     ([8], "save 3, evaluate 4, save 6, back to 6, save 8, evaluate 8, finish"),  # at the end
   ],

@@ -177,7 +177,7 @@ def test_no_box_that_stays_where_it_is_beats_the_constant_box():
     search = differential_evolution(loss, [(0, 1)] * 4, seed=0, maxiter=30, popsize=10)
     best_overlaps.append(-search.fun)
   assert scores["IoU_constant"] >= 100 * np.mean(best_overlaps) - 0.5
-  # the other search need not end at the best either
+  # scipy's search may also miss the best box.
   assert scores["IoU_constant"] <= 100 * np.mean(best_overlaps) + 3
   near_first = [(n, boxes, x, np.arange(len(x), 0.0, -1)) for n, boxes, x, _ in detections]
   assert mean_overlaps(truth, near_first)["IoU_best"] > scores["IoU_constant"] + 10
@@ -244,7 +244,7 @@ def test_boxes_beyond_the_image_are_scored_as_they_are_and_shown_within_it():
   np.testing.assert_array_equal(shares_Q4, [[0, -0.5, 0.5, 0.5]])
   truth = truth_of([[0, 0, 0.5, 0.5]], [0], [1], [[100, 100]])
   detections = [detection_of(truth, 0, shares_Q4, [0], [1])]
-  # an IoU of exactly 0.5
+  # An IoU of exactly 0.5.
   assert average_precision(truth, detections)["AP"] == pytest.approx(10)
   row = detection.describe_image(detections[0], truth, CLASSES)
   assert row["detections"][0]["box"] == [0, 0, 50, 50]

@@ -55,7 +55,7 @@ class ModelPair:
 
   def check_gradients(self, gradients):
     """Compare our gradients with those that PyTorch has left in the policy."""
-    # saved as a model, our gradients get the names and the layout of PyTorch
+    # Saved as a model, the gradients get the names and the layout of PyTorch.
     hf.save(params.with_arrays(self.model, gradients), str(self.folder / "gradients"))
     named_gradients = load_file(self.folder / "gradients" / "model.safetensors")
     for name, parameter in self.torch_policy.named_parameters():

@@ -215,7 +215,7 @@ def test_a_run_answers_questions_and_resumes_between_two_indices(
   changes = {"objective.refresh": refresh}
   assert train_facts(tmp_path, "whole", **changes) == 0
   shutil.copytree(whole, tmp_path / "parted")
-  # the index is of step 3
+  # The index is of step 3.
   assert train_facts(tmp_path, "parted", "--from_step=4", evals={}, **changes) == 0
   assert_same_bits(whole, tmp_path / "parted", 5)
   saved = load_tensors(whole, 5)

@@ -84,7 +84,7 @@ def test_a_window_is_cut_between_any_tokens_by_its_key():
     orders.append(order)
     if order == "PSM":
       cuts += [len(prefix), len(prefix + middle)]
-  # half of 1,000 are rearranged, a quarter of these as SPM
+  # Half of 1,000 are rearranged, a quarter of these as SPM.
   assert 430 < sum(order is not None for order in orders) < 570
   assert 85 < orders.count("SPM") < 170
   counts = np.bincount(cuts, minlength=n + 1)

@@ -348,7 +348,7 @@ def test_tokenizer_without_an_eos_token_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bert"])
 def test_pieces_know_where_words_start(kind, loaded):
   vocabulary = loaded[kind]
-  # the first may lack its space
+  # The first word may lack its space.
   assert vocabulary.starts_word[vocabulary.encode("the fox box")].sum() in (2, 3)
 
 
