@@ -8,19 +8,20 @@ import hypothesis
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of a test's time is the compiler's. Code as small as this runs as well without its last
-# optimizations; in one piece, not cut for threads that other workers keep busy anyway, a program
-# compiles in a seventh less time. Processes that tests start inherit this.
+# Most of a test's time is the compiler's. Programs as small as these run as fast without the last
+# optimizations. A program that is not divided among threads, which other workers keep busy anyway,
+# compiles in a seventh less time. Processes that tests start inherit these flags.
 FLAGS = [
   "--xla_force_host_platform_device_count=8",
   "--xla_backend_optimization_level=0",
   "--xla_cpu_parallel_codegen_split_count=1",
 ]
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-  # Without the newer fusion emitters a program compiles in a third of the time.
+  # A program compiles in a third of the time without the newer fusion emitters.
   FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 else:
-  # jaxlib 0.11 has no others; these save a fifth of the time, and it stays 1.7 times as long.
+  # jaxlib 0.11 has only the newer emitters. These flags save a fifth of the time, which is still
+  # 1.7 times as long as with jaxlib 0.10.
   FLAGS += [
     "--xla_cpu_opt_preset=FAST_COMPILE",
     "--xla_llvm_disable_expensive_passes=true",
@@ -32,8 +33,8 @@ hypothesis.settings.register_profile("any machine", deadline=None)  # a busy mac
 hypothesis.settings.load_profile("any machine")
 # By default, garbage collection among millions of objects takes a sixth of the time.
 gc.set_threshold(100_000, 20, 20)
-# Files that take longest, begun first: begun last, one keeps a single core busy while the others
-# have nothing to do.
+# The files that take longest start first: at the end, one of them would keep one core busy while
+# the others wait.
 FIRST = (
   "tests/test_resume.py",
   "tests/test_recipes.py",
@@ -77,8 +78,8 @@ def compiled(request, tmp_path_factory):
   """Provide a compilation cache, so that a program of several tests is compiled once.
 
   All workers share it, and the next session finds it under .pytest_cache. Cached programs give the
-  bits of compiled ones, which `test_resume.py` proves with a cache of its own: processes killed
-  there may leave half an entry.
+  same bits as compiled ones: `test_resume.py` proves it with a cache of its own, because processes
+  that are killed may leave a partial entry.
   """
   import jax
   from jax.experimental.compilation_cache import compilation_cache

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-import tests.recipes.nano  # noqa: F401 -- the variant that the runs are of
+import tests.recipes.nano  # noqa: F401 -- registers the variant of the runs
 from t5x_like.report.writer import read_metrics
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
@@ -44,21 +44,29 @@ def train(workdir, *flags, recipe=NANO) -> list[str]:
 def environment(devices: int = 1, cache=None) -> dict[str, str]:
   """Return the environment of a run on simulated devices, with a compilation cache at `cache`."""
   flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
-  env = os.environ | {
-    "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}".strip()
-  }
-  return env | {"JAX_COMPILATION_CACHE_DIR": str(cache)} if cache else env
+  flags = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
+  variables = os.environ | {"XLA_FLAGS": flags}
+  if cache:
+    variables["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+  return variables
 
 
 class Process:
-  """A running command. Leaving it as a context manager kills its process group."""
+  """A running command; the end of its `with` block kills its process group.
 
-  def __init__(self, command: list[str], **where):
-    self._output = tempfile.TemporaryFile("w+")  # not a pipe: nobody reads while it runs
+  Args:
+    command: a program and its arguments.
+    devices: number of simulated devices.
+    cache: the directory of a compilation cache.
+  """
+
+  def __init__(self, command: list[str], *, devices: int = 1, cache=None):
+    # A pipe would fill up, because it is not read while the command runs.
+    self._output = tempfile.TemporaryFile("w+")
     self._popen = subprocess.Popen(
       command,
       cwd=REPO,
-      env=environment(**where),
+      env=environment(devices, cache),
       stdin=subprocess.DEVNULL,
       stdout=self._output,
       stderr=subprocess.STDOUT,
@@ -66,7 +74,7 @@ class Process:
     )
 
   def until(self, condition, seconds: float = 600) -> bool:
-    """Wait for `condition()`; return False if the process ended before it came true."""
+    """Wait until `condition()` is true; return False if the process ended before."""
     deadline = time.monotonic() + seconds
     while not condition():
       if self._popen.poll() is not None:
@@ -116,14 +124,15 @@ class Process:
     self._output.close()
 
 
-def run(command: list[str], **where) -> tuple[int, str]:
-  with Process(command, **where) as process:
+def run(command: list[str], *, devices: int = 1, cache=None) -> tuple[int, str]:
+  """Run a command; return (exit code, output)."""
+  with Process(command, devices=devices, cache=cache) as process:
     return process.end()
 
 
-def run_to_end(command: list[str], **where) -> str:
+def run_to_end(command: list[str], *, devices: int = 1, cache=None) -> str:
   """Run a command that must succeed, and return its output."""
-  code, output = run(command, **where)
+  code, output = run(command, devices=devices, cache=cache)
   assert code == 0, output
   return output
 

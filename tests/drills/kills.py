@@ -42,37 +42,40 @@ class Drill:
   """Kills a run.
 
   Attributes:
-    command: of the run; the same at every start.
-    workdir: where its files are seen from here.
-    total: its last step.
-    random: draws the moments.
-    where: of `Process`.
-    launcher: whether the command starts others, one of which is killed half of the time.
-    saving: the steps under way in a workdir.
-    table: (moment that was drawn, phase that it was killed in) of each kill.
+    command: the command of the run, the same at every start.
+    workdir: the local directory of the run's files.
+    total: the last step of the run.
+    random: draws the moments of kills.
+    process_options: keywords of `Process`.
+    launcher: whether the command starts processes, one of which is killed half of the time.
+    saving: returns the steps that are being saved in a workdir.
+    table: (the moment that was drawn, the phase in which the run was killed) of each kill.
+    starts: the number of starts so far.
+    seconds: the seconds from a start to its first step.
   """
 
   command: list[str]
   workdir: pathlib.Path
   total: int
   random: random.Random
-  where: dict
+  process_options: dict
   launcher: bool = False
   saving: Callable[[pathlib.Path], list[int]] = steps_being_saved
   table: list[tuple[str, str]] = dataclasses.field(default_factory=list)
   starts: int = 0
-  seconds: float = 60.0  # of a start, up to its first step
+  seconds: float = 60.0
 
   def run(self, kills: int) -> None:
     """Kill the run so many times, then let it end; every start but the last is killed."""
     os.environ[MARK] = uuid.uuid4().hex
     try:
       for number in range(kills):
-        self._kill(
-          MOMENTS[number % len(MOMENTS)] if number < len(MOMENTS) else self.random.choice(MOMENTS)
-        )
+        if number < len(MOMENTS):
+          self._kill(MOMENTS[number])
+        else:
+          self._kill(self.random.choice(MOMENTS))
       self.starts += 1
-      with Process(self.command, **self.where) as process:
+      with Process(self.command, **self.process_options) as process:
         code, output = process.end(1_800)
       assert code == 0, output
       self._no_orphans()
@@ -84,7 +87,7 @@ class Drill:
     before = count_metrics(self.workdir)
     under_way = set(self.saving(self.workdir))
     since = time.monotonic()
-    with Process(self.command, **self.where) as process:
+    with Process(self.command, **self.process_options) as process:
       if moment == "starting":
         wait = self.random.uniform(0, self.seconds)
         process.until(lambda: time.monotonic() - since > wait)

@@ -39,7 +39,7 @@ RENAMED = ("samples/", "report.html")
 
 
 @pytest.fixture(scope="module")
-def where(tmp_path_factory):
+def process_options(tmp_path_factory):
   return {"cache": tmp_path_factory.mktemp("compiled")}
 
 
@@ -66,25 +66,25 @@ def assert_files_complete(workdir) -> list[str]:
   return files
 
 
-def kill_at_file(command, event: str, name: str, where, *, half: bool) -> None:
-  code, output = run(kill_at(command, event, name, half=half), **where)
+def kill_at_file(command, event: str, name: str, process_options, *, half: bool) -> None:
+  code, output = run(kill_at(command, event, name, half=half), **process_options)
   assert code in (-signal.SIGKILL, -signal.SIGXFSZ), f"not killed at {event} of {name}: {output}"
 
 
-def test_a_run_killed_while_any_small_file_is_written_goes_on(where, tmp_path):
+def test_a_run_killed_while_any_small_file_is_written_goes_on(process_options, tmp_path):
   workdir = tmp_path / "killed"
 
   def command(w):
     return train(w, *SHORT, "--config.evals.span_infilling.max_examples=8")
 
-  run_to_end(command(tmp_path / "whole"), **where)
+  run_to_end(command(tmp_path / "whole"), **process_options)
   for name in HALF:
-    kill_at_file(command(workdir), "open", name, where, half=True)
+    kill_at_file(command(workdir), "open", name, process_options, half=True)
     assert_files_complete(workdir)
     if name in RENAMED:  # the next start comes to it again
-      kill_at_file(command(workdir), "os.rename", name, where, half=False)
+      kill_at_file(command(workdir), "os.rename", name, process_options, half=False)
       assert_files_complete(workdir)
-  run_to_end(command(workdir), **where)
+  run_to_end(command(workdir), **process_options)
   assert (
     {"report.html", "config.json"}
     < {*assert_files_complete(workdir)}
@@ -96,20 +96,20 @@ def test_a_run_killed_while_any_small_file_is_written_goes_on(where, tmp_path):
   [json.loads(line) for line in (workdir / "history.jsonl").read_text().splitlines()[-1:]]
 
 
-def test_a_run_killed_while_pictures_and_evaluations_are_written_goes_on(where, tmp_path):
+def test_a_run_killed_while_pictures_and_evaluations_are_written_goes_on(process_options, tmp_path):
   workdir = tmp_path / "killed"
   flags = (*SHORT, "--config.evals.image_classification.max_examples=16")
   command = train(workdir, *flags, recipe=IMAGES)
-  kill_at_file(command, "open", "pictures/", where, half=True)
+  kill_at_file(command, "open", "pictures/", process_options, half=True)
   assert_files_complete(workdir)
-  kill_at_file(command, "os.rename", "pictures/", where, half=False)
+  kill_at_file(command, "os.rename", "pictures/", process_options, half=False)
   assert_files_complete(workdir)
-  run_to_end(command, **where)
+  run_to_end(command, **process_options)
   evaluate = [command[0], "-m", "t5x_like.evaluate", f"--workdir={workdir}"]
   for name, half in (("evaluations/", True), ("evaluations/", False), ("no such name", False)):
     event = "open" if half else "os.rename"
     also = f"import {IMAGES.removesuffix('.py').replace('/', '.')}"
-    code, output = run(kill_at(evaluate, event, name, half=half, also=also), **where)
+    code, output = run(kill_at(evaluate, event, name, half=half, also=also), **process_options)
     if name == "no such name":
       expected_code = 0
     elif half:
@@ -145,11 +145,11 @@ def read_only(folder):
         directory.chmod(0o755)
 
 
-def test_a_disk_that_turns_read_only_ends_a_run_in_one_line(where, tmp_path):
-  run_to_end(train(tmp_path / "whole", *LONG), **where)
+def test_a_disk_that_turns_read_only_ends_a_run_in_one_line(process_options, tmp_path):
+  run_to_end(train(tmp_path / "whole", *LONG), **process_options)
   workdir = tmp_path / "run"
   command = train(workdir, *LONG)
-  with Process(command, **where) as process:
+  with Process(command, **process_options) as process:
     assert process.until(lambda: count_metrics(workdir) >= 12), process.end()
     process.send(signal.SIGSTOP)
     saved = steps(workdir)
@@ -165,14 +165,14 @@ def test_a_disk_that_turns_read_only_ends_a_run_in_one_line(where, tmp_path):
         error_lines
       )
       print(error_lines[0])
-      code, output = run(command, **where)
+      code, output = run(command, **process_options)
       assert code == 2, output
       assert "Traceback" not in output, output
       assert output.count("error") == 1, output
       print(output.splitlines()[-1])
   assert saved
   assert set(saved) <= set(steps(workdir))
-  output = run_to_end(command, **where)
+  output = run_to_end(command, **process_options)
   assert "resuming" in output, output
   assert losses(workdir) == losses(tmp_path / "whole")
   assert_same_bits(workdir, tmp_path / "whole", 60)

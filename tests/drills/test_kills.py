@@ -23,12 +23,14 @@ def steps(count: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def where(tmp_path_factory):
+def process_options(tmp_path_factory):
   return {"cache": tmp_path_factory.mktemp("compiled")}
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_run_killed_on_a_disk_ends_with_the_same_bits(processes, where, tmp_path, capsys):
+def test_a_run_killed_on_a_disk_ends_with_the_same_bits(
+  processes, process_options, tmp_path, capsys
+):
   count = kills(5) if processes == 1 else kills(3, share=4)
   total = steps(count)
   launcher = [] if processes == 1 else [train("")[0], *PAIR]
@@ -36,7 +38,7 @@ def test_a_run_killed_on_a_disk_ends_with_the_same_bits(processes, where, tmp_pa
   def command(workdir):
     return [*launcher, *train(workdir, *FLAGS, f"--config.total_steps={total}")]
 
-  run_to_end(command(tmp_path / "whole"), **where)
+  run_to_end(command(tmp_path / "whole"), **process_options)
   name = f"{processes} on a disk"
   with capsys.disabled():
     drill = Drill(
@@ -44,7 +46,7 @@ def test_a_run_killed_on_a_disk_ends_with_the_same_bits(processes, where, tmp_pa
       tmp_path / "killed",
       total,
       seeded_random(name),
-      where,
+      process_options,
       processes > 1,
     )
     drill.run(count)
@@ -61,14 +63,16 @@ def server(tmp_path):
     yield server
 
 
-def test_a_run_killed_on_a_failing_object_store_ends_with_the_same_bits(where, server, capsys):
+def test_a_run_killed_on_a_failing_object_store_ends_with_the_same_bits(
+  process_options, server, capsys
+):
   count = kills(3, share=4)
   total = steps(count)
 
   def command(name):
     return train(f"gs://bucket/{name}", *FLAGS, f"--config.total_steps={total}")
 
-  run_to_end(command("whole"), **where)
+  run_to_end(command("whole"), **process_options)
   server.unavailable = 0.15
   server.throttled = 0.10
   server.failing = 0.05
@@ -77,7 +81,7 @@ def test_a_run_killed_on_a_failing_object_store_ends_with_the_same_bits(where, s
   name = "on an object store"
   with capsys.disabled():
     drill = Drill(
-      command("killed"), workdir, total, seeded_random(name), where, saving=saving_objects
+      command("killed"), workdir, total, seeded_random(name), process_options, saving=saving_objects
     )
     drill.run(count)
   assert_same_record(workdir, server.root / "whole", total)

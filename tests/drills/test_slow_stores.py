@@ -24,7 +24,7 @@ def server(tmp_path):
 
 
 @pytest.fixture
-def where(tmp_path):
+def process_options(tmp_path):
   return {"cache": tmp_path / "compiled"}
 
 
@@ -41,10 +41,10 @@ def times_of_steps(folder) -> dict[int, float]:
   return times
 
 
-def test_training_goes_on_while_a_slow_store_saves(server, where, tmp_path):
-  run_to_end(train(tmp_path / "whole", *FLAGS), **where)
+def test_training_goes_on_while_a_slow_store_saves(server, process_options, tmp_path):
+  run_to_end(train(tmp_path / "whole", *FLAGS), **process_options)
   server.delay = 0.4
-  output = run_to_end(train("gs://bucket/run", *FLAGS), **where)
+  output = run_to_end(train("gs://bucket/run", *FLAGS), **process_options)
   assert "nothing has ended" not in output, output
   assert losses(server.root / "run") == losses(tmp_path / "whole")
   (manifest,) = (server.root / "run").glob("checkpoints/40-*/manifest.json")
@@ -57,10 +57,10 @@ def test_training_goes_on_while_a_slow_store_saves(server, where, tmp_path):
   assert len(during) > 5
 
 
-def test_a_save_that_takes_too_long_ends_the_run_in_time(server, where):
+def test_a_save_that_takes_too_long_ends_the_run_in_time(server, process_options):
   flags = (*FLAGS, "--config.eval_every=1000", "--config.checkpoint.save_timeout_seconds=5")
   command = train("gs://bucket/run", *flags)
-  with Process(command, **where) as process:
+  with Process(command, **process_options) as process:
     assert process.until(lambda: "new run in" in process.output_so_far()), process.end()
     server.upload_delay = 8.0
     began = time.monotonic()
@@ -70,4 +70,4 @@ def test_a_save_that_takes_too_long_ends_the_run_in_time(server, where):
   assert "Traceback" not in output, output
   print(f"ended {time.monotonic() - began:.1f} s after the store became slow")
   server.upload_delay = 0.0
-  run_to_end(command, **where)
+  run_to_end(command, **process_options)
