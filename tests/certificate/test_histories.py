@@ -98,10 +98,10 @@ def test_an_update_left_out_by_one_start_alone_breaks_nothing():
     # the same refusal twice, and the same steps after it
     twice = [start(), *run_of(4), refused, *others, start(4), refused, *others]
     assert chains.read(twice).repeated == 3
-    breaks([*twice[:-1], step(7)], 7, "code", "a fork: it was made twice")
+    assert_break([*twice[:-1], step(7)], 7, "code", "a fork: it was made twice")
   swapped = step(6, batch=digest_of("swapped"))
   records = [start(), *run_of(4), refused, others[0], start(4), step(5), swapped]
-  breaks(records, 6, "data", "a fork: it was made twice, from the batches")
+  assert_break(records, 6, "data", "a fork: it was made twice, from the batches")
 
 
 @pytest.mark.parametrize(
