@@ -132,9 +132,7 @@ def test_every_class_is_one_line_and_a_code(error, code, capsys):
     (("ENOSPC", "EDQUOT", "EROFS", "EACCES", "ENOENT"), 2, "error: ", "free space"),
   ],
 )
-def test_a_fault_of_a_moment_is_none_of_the_users_whatever_file_has_it(
-  names, code, start, end, capsys
-):
+def test_a_transient_fault_is_not_the_users_whatever_file_has_it(names, code, start, end, capsys):
   @errors.handle_errors
   def main(number):
     try:

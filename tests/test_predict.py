@@ -196,7 +196,7 @@ def assert_same_samples(actual: dict, expected: dict) -> None:
 
 
 @pytest.mark.more
-def test_a_sample_depends_on_seed_text_and_number_alone(decoder, ask):
+def test_a_sample_depends_only_on_seed_text_and_number(decoder, ask):
   answers = ask(decoder, PROMPTS, *SAMPLING)
   samples = {text for answer in answers for text in answer["predictions"]}
   assert len(samples) > len(PROMPTS)

@@ -83,7 +83,7 @@ def test_a_page_streams_answers_of_the_model(server):
   assert say(server, body("too long"))[1] == "[too long]"
 
 
-def test_a_page_answers_this_machine_alone(server):
+def test_a_page_answers_only_this_machine(server):
   assert say(server, body("hi"), Origin="http://elsewhere.example")[0] == 403
   assert request(server, "GET", "/", Host="elsewhere.example")[0] == 403
   assert say(server, body("hi"), **{"Content-Type": "text/plain"})[0] == 404

@@ -168,7 +168,7 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
     ("mpt:7b", "attn_config", {"clip_qkv": 6.0}),
   ],
 )
-def test_what_no_part_computes_is_refused_by_name(name, field, value):
+def test_unsupported_fields_are_refused_by_name(name, field, value):
   with pytest.raises(UserError) as error:
     built(PUBLISHED[name] | {field: value})
   assert (field if field not in ("attn_config", "text_config") else [*value][-1]) in str(

@@ -158,7 +158,7 @@ def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
   ],
   ids=lambda x: str(x) if isinstance(x, dict) else None,
 )
-def test_what_our_parts_cannot_do_is_refused_by_name(case, change, message, tmp_path):
+def test_unsupported_designs_are_refused_by_name(case, change, message, tmp_path):
   test_golden.write(case, tmp_path / "theirs")
   rewrite(tmp_path / "theirs", **change)
   with pytest.raises(UserError, match=message):
@@ -207,7 +207,9 @@ MODERN = shrunk(modernbert.VARIANTS["modernbert-base"])
   ],
   ids=lambda x: x if isinstance(x, str) else None,
 )
-def test_what_a_type_cannot_say_is_not_written(family, variant, arguments, message, tmp_path):
+def test_models_that_a_type_cannot_express_are_not_written(
+  family, variant, arguments, message, tmp_path
+):
   with pytest.raises(UserError, match=message):
     hf.save(tiny.abstract(variant, family=family, **arguments), str(tmp_path / "out"))
 

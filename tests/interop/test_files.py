@@ -81,7 +81,7 @@ def test_a_model_is_read_into_sharded_arrays_and_written_from_them(directory, tm
   assert same(load_file(tmp_path / "out" / hf.WEIGHTS), load_file(directory / hf.WEIGHTS))
 
 
-def test_what_is_there_is_not_overwritten(directory):
+def test_existing_files_are_not_overwritten(directory):
   before = {p.name: p.read_bytes() for p in directory.iterdir()}
   with pytest.raises(UserError, match="not empty"):
     hf.save(hf.load(str(directory)), str(directory))

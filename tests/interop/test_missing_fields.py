@@ -84,11 +84,11 @@ def test_an_activation_that_overrides_the_layer_is_refused(change):
     ),
   ],
 )
-def test_fields_that_nothing_reads_stand_in_published_configs(values, extra):
+def test_unused_fields_of_published_configs_are_ignored(values, extra):
   assert built(values | extra) == built(values)
 
 
-def test_what_stands_for_other_models_is_refused():
+def test_fields_of_other_models_are_refused():
   for values, extra in ((GPT2, {"n_special": 3}), (LLAMA, {"rope_interleaved": True})):
     with pytest.raises(UserError, match=next(iter(extra))):
       built(values | extra)

@@ -194,7 +194,7 @@ def test_checkpoints_saved_through_orbax_are_the_same(ocdbt, tmp_path, compiled)
   )
 
 
-def test_a_bfloat16_copy_of_a_bucket_gives_the_weights_alone(flags, tmp_path, compiled, one_device):
+def test_a_bfloat16_copy_of_a_bucket_gives_only_the_weights(flags, tmp_path, compiled, one_device):
   form = t5x.FORMS["t5-1.0"]
   params = t5x.tree(form)
   directory = t5x.write(tmp_path / "there", params, None, None, save_dtype="bfloat16", remote=True)

@@ -47,7 +47,7 @@ def logits(model, image_YX: np.ndarray) -> np.ndarray:
     )
 
 
-def test_predictions_from_a_directory_are_the_librarys(published, tmp_path):
+def test_predictions_from_a_directory_equal_the_librarys(published, tmp_path):
   directory, model = published
   image = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE)).astype(np.uint8)
   Image.fromarray(image).save(tmp_path / "one.png")
@@ -105,7 +105,7 @@ def detect(model, image_YXC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return torch.softmax(out.logits[0], -1)[:, :-1].numpy(), boxes
 
 
-def test_detections_from_a_directory_are_the_librarys(detector, tmp_path):
+def test_detections_from_a_directory_equal_the_librarys(detector, tmp_path):
   directory, model = detector
   image = np.random.default_rng(0).integers(0, 256, (*SIDES, 3)).astype(np.uint8)
   Image.fromarray(image).save(tmp_path / "one.png")

@@ -91,7 +91,7 @@ def test_timm_has_the_same_logits_and_gets_the_same_files_back(name, tmp_path):
   assert np.array_equal(run(load_timm(tmp_path / "exported_from_design"), images), expected)
 
 
-def test_a_detector_with_a_dilated_backbone_is_the_librarys(tmp_path):
+def test_a_detector_with_a_dilated_backbone_equals_the_librarys(tmp_path):
   values = cases.CASES["detr"].values | dict(
     use_timm_backbone=True,
     use_pretrained_backbone=False,

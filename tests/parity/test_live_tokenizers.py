@@ -72,7 +72,7 @@ def save_tokenizer(path, kind: str, **options):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "roberta", "bart", "bert"])
-def test_ids_from_the_files_of_the_first_models_are_the_librarys(tmp_path, kind):
+def test_ids_from_the_files_of_the_first_models_equal_the_librarys(tmp_path, kind):
   check_ids(published.write(tmp_path, kind))
 
 
@@ -102,7 +102,7 @@ def check_marian_ids(path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"split_special_tokens": True}])
-def test_ids_from_marians_two_models_are_the_librarys(tmp_path, options):
+def test_ids_from_marians_two_models_equal_the_librarys(tmp_path, options):
   check_marian_ids(published.marian(tmp_path / "files", **options))
   AutoTokenizer.from_pretrained(str(tmp_path / "files")).save_pretrained(
     str(tmp_path / "save_tokenizer")
@@ -114,7 +114,7 @@ def test_ids_from_marians_two_models_are_the_librarys(tmp_path, options):
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_ids_from_files_that_the_library_saved_are_the_librarys(tmp_path, kind):
+def test_ids_from_files_that_the_library_saved_equal_the_librarys(tmp_path, kind):
   check_ids(save_tokenizer(tmp_path, kind))
 
 
@@ -136,7 +136,7 @@ def test_options_of_the_librarys_classes_are_followed(tmp_path, kind, options):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
-def test_ids_from_a_users_tokenizer_are_the_librarys(tmp_path, kind):
+def test_ids_from_a_users_tokenizer_equal_the_librarys(tmp_path, kind):
   if kind == "gpt2":
     tokenizer = published.byte_level(["<|endoftext|>"])
     special_tokens = {"eos_token": "<|endoftext|>"}

@@ -209,7 +209,7 @@ def test_ring_bytes_of_every_kind_of_collective():
   assert rows["collective-permute", False].group == [1, 0]  # the link that is timed
 
 
-def test_a_tpu_program_counts_what_is_sent_once():
+def test_bytes_that_a_tpu_program_sends_are_counted_once():
   """Lines of a program for v5e: an asynchronous gather, printed twice, and a fused
   reduce-scatter."""
   text = pathlib.Path(__file__).with_name("asynchronous.hlo").read_text()
@@ -359,7 +359,7 @@ ENTRY %main (x: bf16[4,64,16], w: bf16[4,16,32]) -> bf16[4,64,32] {{
   assert products.cycles(Program(unknown.replace(str(2**63 - 1), "500"))) == 500
 
 
-def test_the_roofline_counts_what_crosses_the_memory():
+def test_the_roofline_counts_bytes_that_cross_the_memory():
   """A slice costs its size, an update in place its update, and arrays in the core's memory
   nothing."""
   text = """HloModule m

@@ -428,7 +428,7 @@ def test_programs_other_than_plan_do_not_load_an_installed_libtpu(tmp_path):
   assert not process.stderr, process
 
 
-def test_arrays_in_the_hosts_memory_take_none_of_the_devices():
+def test_arrays_in_the_hosts_memory_take_no_memory_of_devices():
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   on_host = sharding.with_memory_kind("pinned_host")
   on_device = sharding.with_memory_kind("device")

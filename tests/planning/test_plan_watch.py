@@ -304,7 +304,7 @@ SCATTER = collective("reduce-scatter", 1e9, asynchronous=False)
     ),
   ],
 )
-def test_a_program_that_is_not_the_plans_has_the_planted_reason_alone(changes, text, tmp_path):
+def test_a_program_that_is_not_the_plans_has_only_the_planted_reason(changes, text, tmp_path):
   planned = read(written_plan(tmp_path))
   program = dataclasses.replace(planned.program, **changes)
   deviations = promise.program_deviations(planned, program)
@@ -333,7 +333,7 @@ def totals(**fields):
     (totals(seconds=9.0, wait_seconds=1.0), ["input", "step"]),
   ],
 )
-def test_steps_name_what_the_meter_shows(window, kinds, tmp_path):
+def test_deviations_of_steps_have_the_causes_that_the_meter_shows(window, kinds, tmp_path):
   planned = read(written_plan(tmp_path))
   deviations = plan_watch.step_deviations(planned, window, is_other_program=False)
   assert [deviation.kind for deviation in deviations] == kinds

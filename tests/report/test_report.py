@@ -149,7 +149,7 @@ def test_a_comparison_groups_metrics_by_task_and_keys_by_section(tmp_path):
   assert rows == ["seed", "width"]
 
 
-def test_long_names_break_after_underscores_alone(tmp_path):
+def test_long_names_break_only_after_underscores(tmp_path):
   fill(tmp_path / "run")
   row = {"step": 100, "eval/docstrings_span_corruption/loss": 4.0}
   with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
@@ -386,7 +386,7 @@ def test_an_index_of_metrics_changes_no_series():
   assert [part.tolist() for part in series(rows, "a")] == [[1, 2], [2.0, 3.0]]
 
 
-def test_the_page_depends_on_the_files_alone(tmp_path):
+def test_the_page_depends_only_on_the_files(tmp_path):
   fill(tmp_path / "run")
   first = write_report(tmp_path / "run").read_bytes()
   assert write_report(tmp_path / "run").read_bytes() == first

@@ -48,7 +48,7 @@ def following(tmp_path, service):
   )
 
 
-def test_every_line_is_sent_in_order_without_what_is_not_finite(tmp_path):
+def test_every_line_is_sent_in_order_without_values_that_are_not_finite(tmp_path):
   service = Service()
   with following(tmp_path, service) as writer:
     for step in range(1, 6):

@@ -130,7 +130,7 @@ def test_rates_scale_the_step_but_not_the_decay(name, rate):
   np.testing.assert_allclose(both - decay, -0.1 * rate, rtol=1e-4)
 
 
-def test_an_optimizer_without_a_rule_is_refused_for_training_alone():
+def test_an_optimizer_without_a_rule_is_refused_only_for_training():
   config = resolve_mup(128, "optimizer.name=lamb")  # as of a recipe to evaluate with
   with refuses("config.optimizer.name", "adamw"):
     update_of_ones(config, build_optimizer("adamw", lambda step: 0.1), "embed/table", 1.0)
@@ -139,7 +139,7 @@ def test_an_optimizer_without_a_rule_is_refused_for_training_alone():
 @pytest.mark.parametrize(
   "name, rate", [("encoder/blocks/mlp/layer/wi/kernel", 0.5), ("embed/table", 1.0)]
 )
-def test_steps_in_proportion_to_parameters_need_the_root_alone(name, rate):
+def test_steps_in_proportion_to_parameters_need_only_the_root(name, rate):
   config = resolve_mup(64, "optimizer.name=adafactor", recipe=T5)
   assert config.tuning.relative
   optimizer = build_optimizer("adafactor", lambda step: 0.1)

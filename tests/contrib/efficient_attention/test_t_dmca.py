@@ -48,7 +48,7 @@ def test_the_layers_have_the_papers_cores(experts):
   assert not any("moe" in name for name in names if "moe_2" not in name)
 
 
-def test_an_encoder_may_have_cores_in_turn_and_what_does_not_fit_is_refused():
+def test_an_encoder_may_alternate_cores_and_refuses_others():
   first = next(iter(roberta.VARIANTS.values()))
   design = dataclasses.replace(
     first.design, core=(LOCAL, {"name": "linformer", "k": 4, "length": 16})

@@ -42,7 +42,7 @@ def message(role, content):
   return {"role": role, "content": content}
 
 
-def test_rows_have_weights_on_the_answers_alone(tmp_path):
+def test_rows_have_weights_only_on_the_answers(tmp_path):
   talk = [message("user", "Hi!"), message("assistant", "Hello.")]
   question = [*talk, message("user", "So?")]
   good = message("assistant", "Good.")
