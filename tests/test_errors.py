@@ -8,7 +8,7 @@ from refusals import refuses
 from t5x_like import errors
 
 
-def caused(error, cause):
+def with_cause(error, cause):
   try:
     try:
       raise cause
@@ -28,21 +28,21 @@ TRANSIENT = [
   ConnectionResetError("Connection reset by peer"),
   ValueError("UNAVAILABLE: Error opening zarr driver: HTTP response code: 503"),
   Throttled("rate"),
-  caused(RuntimeError("the save failed"), OSError(errno.ETIMEDOUT, "Connection timed out")),
-  caused(errors.UserError("free space"), OSError(errno.EIO, "")),
+  with_cause(RuntimeError("the save failed"), OSError(errno.ETIMEDOUT, "Connection timed out")),
+  with_cause(errors.UserError("free space"), OSError(errno.EIO, "")),
   ValueError("Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1"),
   type("ClientPayloadError", (Exception,), {})("Response payload is not completed"),
 ]
 OUT_OF_MEMORY = [
   RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"),
   MemoryError(),
-  caused(ValueError("UNAVAILABLE"), MemoryError()),
+  with_cause(ValueError("UNAVAILABLE"), MemoryError()),
 ]
 LASTING = [
   OSError(errno.ENOSPC, "No space left on device"),
   PermissionError(errno.EACCES, "Permission denied"),
   FileNotFoundError(errno.ENOENT, "No such file or directory"),
-  caused(errors.UserError("free space"), OSError(errno.ENOSPC, "")),
+  with_cause(errors.UserError("free space"), OSError(errno.ENOSPC, "")),
   KeyError("params"),
   ValueError("DATA_LOSS: checksum mismatch"),
 ]

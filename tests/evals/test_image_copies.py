@@ -21,7 +21,7 @@ def make_context(split: str, numbering: str, support_numbering: str = "b 1"):
   )
 
 
-def labelled(image_NYXC: np.ndarray) -> LabelledFeatures:
+def label_features(image_NYXC: np.ndarray) -> LabelledFeatures:
   digest_N = np.asarray(pixel_digests(jnp.asarray(image_NYXC)))[:, 0]
   number = len(image_NYXC)
   return LabelledFeatures(image_NYXC.mean((1, 2)), np.zeros(number), np.arange(number), digest_N)
@@ -42,13 +42,13 @@ def test_copies_have_one_digest_and_other_images_another():
 
 def test_images_that_the_evaluator_learns_from_are_not_scored(capsys):
   features = ImageFeatures(make_context("validation", "a 1"), "train", "knn")
-  scored = features.without_copies(labelled(NOISE), labelled(NOISE[[4, 1]]))
+  scored = features.without_copies(label_features(NOISE), label_features(NOISE[[4, 1]]))
   assert scored.index_N.tolist() == [0, 2, 3, 5]
-  features.without_copies(labelled(NOISE), labelled(NOISE[[4, 1]]))
+  features.without_copies(label_features(NOISE), label_features(NOISE[[4, 1]]))
   message = "evaluator knn: 2 of 6 images are also among those that it learns from"
   assert capsys.readouterr().out.count(message) == 1  # once for both calls
   with pytest.raises(UserError, match="evaluator knn: all 6 images to score are also among those"):
-    features.without_copies(labelled(NOISE), labelled(NOISE[::-1]))
+    features.without_copies(label_features(NOISE), label_features(NOISE[::-1]))
 
 
 def test_two_splits_of_the_same_images_are_refused():

@@ -30,8 +30,8 @@ from t5x_like.nn.dims import Dims
 PUBLISHED = json.loads(pathlib.Path(__file__).with_name("published_decoders.json").read_text())
 
 
-def built(values: dict):
-  """The variant of a config."""
+def read_variant(values: dict):
+  """Return the variant that a config describes."""
   fields = Fields(values, "config.json")
   _, arguments = hf.find_model_type(values["model_type"], "config.json").read(fields)
   fields.refuse_unused()
@@ -42,7 +42,7 @@ def built(values: dict):
 def test_published_configs_are_our_sizes(name):
   family, size = name.split(":")
   expected = slots.module(family, t5x_like.models).VARIANTS[size]
-  published = built(PUBLISHED[name])
+  published = read_variant(PUBLISHED[name])
   assert published.dims == expected.dims
   assert published.vocab_size == expected.vocab_size
   plain = dict(init_stddev=None, residual_init=False)  # a file does not say how its weights started
@@ -94,7 +94,7 @@ MSCALES = YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
   ],
 )
 def test_old_and_new_spellings_are_the_same(old, new):
-  assert built(old) == built(new)
+  assert read_variant(old) == read_variant(new)
 
 
 POSITIONED = (
@@ -114,7 +114,9 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
   values = hf.write_config(abstract(family, variant), None)[1]
   older = {key: value for key, value in values.items() if key != "rope_parameters"}
   assert (
-    built(older) == built(values) == built({k: v for k, v in values.items() if k not in SPELLED})
+    read_variant(older)
+    == read_variant(values)
+    == read_variant({k: v for k, v in values.items() if k not in SPELLED})
   )
   if "yarn" in str(variant.design.position):  # the factor before version 5
     scaling = older["rope_scaling"]
@@ -170,7 +172,7 @@ def test_written_positions_stand_in_the_fields_of_older_readers_too(name):
 )
 def test_unsupported_fields_are_refused_by_name(name, field, value):
   with pytest.raises(UserError) as error:
-    built(PUBLISHED[name] | {field: value})
+    read_variant(PUBLISHED[name] | {field: value})
   assert (field if field not in ("attn_config", "text_config") else [*value][-1]) in str(
     error.value
   )

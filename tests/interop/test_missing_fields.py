@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from interop.test_decoders import built
+from interop.test_decoders import read_variant
 from t5x_like.architectures.design import Tokens
 from t5x_like.errors import UserError
 from t5x_like.interop import config_table
@@ -28,14 +28,17 @@ LLAMA = dict(
 
 def test_defaults_of_relatives_differ():
   activations = {
-    kind: built(T5 | {"model_type": kind}).design.activation for kind in ("t5", "mt5", "umt5")
+    kind: read_variant(T5 | {"model_type": kind}).design.activation
+    for kind in ("t5", "mt5", "umt5")
   }
   assert activations == {"t5": "relu", "mt5": "geglu_tanh", "umt5": "geglu_tanh"}
-  bart, mbart, marian = (built(BART | {"model_type": kind}) for kind in ("bart", "mbart", "marian"))
+  bart, mbart, marian = (
+    read_variant(BART | {"model_type": kind}) for kind in ("bart", "mbart", "marian")
+  )
   assert not (bart.design.embed_scale or mbart.design.embed_scale or marian.design.embed_scale)
   assert mbart.tokens == Tokens(1, 2, 2)
   assert marian.tokens == Tokens(58_100, 58_100, 0)
-  siglip = built(
+  siglip = read_variant(
     {
       "model_type": "siglip",
       "architectures": ["SiglipModel"],
@@ -48,7 +51,7 @@ def test_defaults_of_relatives_differ():
 
 def test_the_first_of_several_ends_counts():
   for values in (T5 | {"model_type": "t5"}, BART | {"model_type": "bart"}):
-    assert built(values | {"eos_token_id": [5, 6]}).tokens.eos == 5
+    assert read_variant(values | {"eos_token_id": [5, 6]}).tokens.eos == 5
 
 
 @pytest.mark.parametrize("change", [{"dense_act_fn": "gelu"}, {"is_gated_act": False}])
@@ -56,11 +59,11 @@ def test_an_activation_that_overrides_the_layer_is_refused(change):
   """The library computes with these fields, which usually follow from `feed_forward_proj`."""
   values = T5 | {"model_type": "t5", "feed_forward_proj": "gated-gelu"}
   assert (
-    built(values | {"dense_act_fn": "gelu_new", "is_gated_act": True}).design.activation
+    read_variant(values | {"dense_act_fn": "gelu_new", "is_gated_act": True}).design.activation
     == "geglu_tanh"
   )
   with pytest.raises(UserError, match=next(iter(change))):
-    built(values | change)
+    read_variant(values | change)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +88,13 @@ def test_an_activation_that_overrides_the_layer_is_refused(change):
   ],
 )
 def test_unused_fields_of_published_configs_are_ignored(values, extra):
-  assert built(values | extra) == built(values)
+  assert read_variant(values | extra) == read_variant(values)
 
 
 def test_fields_of_other_models_are_refused():
   for values, extra in ((GPT2, {"n_special": 3}), (LLAMA, {"rope_interleaved": True})):
     with pytest.raises(UserError, match=next(iter(extra))):
-      built(values | extra)
+      read_variant(values | extra)
 
 
 def test_fields_that_cannot_change_the_function_are_named_once(caplog):
@@ -105,19 +108,19 @@ def test_fields_that_cannot_change_the_function_are_named_once(caplog):
     "resid_dropout": 0.1,
   }
   extra |= {"max_sequence_length": 8, "attn_implementation": "sdpa", "max_window_layers": 2}
-  assert built(LLAMA | extra) == built(LLAMA)
-  built(LLAMA | extra)
+  assert read_variant(LLAMA | extra) == read_variant(LLAMA)
+  read_variant(LLAMA | extra)
   (record,) = caplog.records
   assert all(f"'{name}'" in record.getMessage() for name in extra)
   with pytest.raises(
     UserError, match="field 'clip_qkv' is 8, which this model type is not known to have"
   ):
-    built(LLAMA | extra | {"clip_qkv": 8})
+    read_variant(LLAMA | extra | {"clip_qkv": 8})
 
 
 def test_yarn_takes_its_length_and_factor_from_the_config():
   def yarn(values, **extra):
-    return built(
+    return read_variant(
       LLAMA | {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn"} | values} | extra
     ).design.position["yarn"]
 

@@ -235,7 +235,7 @@ def check_refusal(message, capsys, directory, output, flags, *extra):
   assert not output.exists()
 
 
-def nested(tree, *path):
+def descend(tree, *path):
   for key in path:
     tree = tree[key]
   return tree
@@ -275,7 +275,7 @@ def damaged(sound, tmp_path):
 
 def change_index(folder, path, change):
   tree = serialization.msgpack_restore((folder / "checkpoint").read_bytes())
-  nested(tree["optimizer"], *path).update(change)
+  descend(tree["optimizer"], *path).update(change)
   (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
 
 

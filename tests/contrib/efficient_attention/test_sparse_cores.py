@@ -26,7 +26,7 @@ def attention(q, k, v, counts, scale):
   return np.einsum("NTS,SNH->TNH", weights, v.repeat(groups, axis=1))
 
 
-def padded(T, padding):
+def padding_mask(T, padding):
   """Return a mask of two rows, of which the second ends in padding, and its valid tokens."""
   valid = np.arange(T)[None] < np.array([[T], [T - padding]])
   return Mask(positions(T), positions(T), k_valid=jnp.asarray(valid)), valid
@@ -67,7 +67,7 @@ def bigbird_counts(core, T, valid, N, K):
 def test_bigbird_equals_dense_attention_under_its_block_matrix(plan, random_blocks, T, kv_heads):
   core = BigBird(block=4, random_blocks=random_blocks, seed=3, plan=plan)
   q, k, v = cases.qkv(T=T, K=kv_heads)
-  mask, valid = padded(T, 6)
+  mask, valid = padding_mask(T, 6)
   out = jax.jit(lambda q, k, v: core(q, k, v, mask, scale=0.4))(q, k, v)
   for row in range(2):
     counts = bigbird_counts(core, T, valid[row], 4, kv_heads)
@@ -108,7 +108,7 @@ def test_linformer_equals_numpy(share, S):
   core = build_with_random_parameters(cases.make(spec))
   assert params.count(core) == {"none": 2 * 2, "headwise": 2, "kv": 1}[share] * 5 * 20
   q, k, v = cases.qkv(T=S)
-  mask, valid = padded(S, 6)
+  mask, valid = padding_mask(S, 6)
   out = core(q, k, v, mask, scale=0.4)
   keys = np.asarray(core.keys[...])[..., :S]
   values = keys if share == "kv" else np.asarray(core.values[...])[..., :S]
@@ -170,7 +170,7 @@ def test_memory_compressed_attention_equals_numpy(causal, S, stride):
   spec = {"name": "memory_compressed", "stride": stride}
   core = build_with_random_parameters(cases.make(spec, causal=causal))
   q, k, v = cases.qkv(T=S)
-  mask, valid = padded(S, 4)
+  mask, valid = padding_mask(S, 4)
   mask = dataclasses.replace(mask, causal=causal)
   out = jax.jit(lambda q, k, v: core(q, k, v, mask, scale=0.4))(q, k, v)
   for row in range(2):

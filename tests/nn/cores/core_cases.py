@@ -33,7 +33,7 @@ def qkv(B=2, T=37, S=None, N=4, K=2, H=8, seed=0):
   return tuple(jnp.asarray(normal(*shape, seed=seed + i)) for i, shape in enumerate(shapes))
 
 
-def packed(T=37):
+def segments_and_positions(T=37):
   """Return (segments, positions) int32 [2, T] of rows of three sequences; segment 0 is padding."""
   lengths = [(11, 9, 14), (20, 6, 7)]
   segments = np.zeros((2, T), np.int32)
@@ -56,7 +56,7 @@ def mask(kind: str, T=37) -> Mask:
   pos = positions(T)
   options = {"window": int(window) if window else None, "causal": "causal" in kind}
   if kind.startswith("packed"):
-    segments, packed_pos = packed(T)
+    segments, packed_pos = segments_and_positions(T)
     return Mask(packed_pos, packed_pos, segments, segments, segments > 0, **options)
   if kind == "prefix":
     options["causal"] = True
