@@ -14,7 +14,7 @@ from jax.extend import core
 from t5x_like.nn import params
 from t5x_like.nn.attention import CAUSAL_SCOPE
 from t5x_like.objectives import evaluate
-from t5x_like.training.jaxpr_flops import count_equation, inner_jaxprs
+from t5x_like.training.jaxpr_flops import count_equation, inner_jaxprs, scan_sizes
 
 Flags = list[bool]  # of values: whether each depends on a trained parameter
 
@@ -59,9 +59,9 @@ def _count_equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags
   name = equation.primitive.name
   parameters = equation.params
   if name == "scan":
-    first = parameters["num_consts"]
-    last = parameters["num_consts"] + parameters["num_carry"]
-    flops, results = _count_loop(parameters["jaxpr"].jaxpr, inputs, slice(first, last), halved)
+    constants, carried = scan_sizes(parameters)
+    carry = slice(constants, constants + carried)
+    flops, results = _count_loop(parameters["jaxpr"].jaxpr, inputs, carry, halved)
     return parameters["length"] * flops, results
   if name == "while":
     loop_inputs = inputs[parameters["cond_nconsts"] :]

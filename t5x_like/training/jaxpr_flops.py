@@ -64,3 +64,11 @@ def inner_jaxprs(params) -> list[core.Jaxpr]:
   """Return the jaxprs among an equation's parameters, as of jit, scan, checkpoint and while."""
   candidates = (getattr(value, "jaxpr", value) for value in params.values())
   return [jaxpr for jaxpr in candidates if isinstance(jaxpr, core.Jaxpr)]
+
+
+def scan_sizes(params) -> tuple[int, int]:
+  """Return the numbers of (constants, carried values) among the inputs of a scan's equation."""
+  if "ft_in" in params:  # since jax 0.12
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(constants), len(carried)
+  return params["num_consts"], params["num_carry"]

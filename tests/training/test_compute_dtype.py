@@ -12,6 +12,7 @@ from t5x_like import recipes
 from t5x_like.nn import params
 from t5x_like.planning import steps
 from t5x_like.training.build import build_parts
+from t5x_like.training.jaxpr_flops import scan_sizes
 
 # Functions that compute in float32 by design: small tables, a router's logits, a loss of pairs,
 # the matching of boxes.
@@ -92,8 +93,7 @@ def test_arrays_are_wider_than_the_compute_dtype_only_by_design(recipe):
     ) and not is_float32_by_design(equation):
       products.update(float32_shapes(equation.invars, 2))
     if equation.primitive.name == "scan" and not is_float32_by_design(equation):
-      first = equation.params["num_consts"]
-      last = equation.params["num_carry"]
+      first, last = scan_sizes(equation.params)
       carried += [
         shape
         for shape in float32_shapes(equation.invars[first : first + last], 3)
