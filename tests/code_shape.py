@@ -24,6 +24,9 @@ VAGUE_NAMES = frozenset(
   "there here past got had new_one it this that these those stuff something ".split()
 )
 TOKEN_KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
+# Of Python 3.12 and later, where a formatted string has tokens within.
+FORMATTED_START = getattr(tokenize, "FSTRING_START", None)
+FORMATTED_END = getattr(tokenize, "FSTRING_END", None)
 
 
 def package_files(repo: pathlib.Path = REPO) -> dict[str, pathlib.Path]:
@@ -38,9 +41,18 @@ def package_files(repo: pathlib.Path = REPO) -> dict[str, pathlib.Path]:
 
 
 def count_tokens(text: str) -> int:
-  """Count names, operators, numbers and strings; comments do not count."""
-  tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-  return sum(token.type in TOKEN_KINDS for token in tokens)
+  """Count names, operators, numbers and strings, formatted ones as one; comments do not count."""
+  count = 0
+  depth = 0
+  for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    if token.type == FORMATTED_START:
+      count += depth == 0
+      depth += 1
+    elif token.type == FORMATTED_END:
+      depth -= 1
+    elif depth == 0:
+      count += token.type in TOKEN_KINDS
+  return count
 
 
 def vague_percent(trees: list[ast.Module]) -> float:
