@@ -137,5 +137,7 @@ def test_ten_steps_on_a_mesh_equal_one_device(kind, mesh, capfd):
     # A bias of the keys shifts all logits of a query alike: its gradient is rounding error only.
     if name.endswith("key/bias"):
       continue
+    # AdamW divides each gradient by its size, so the roundings of small ones, which another order
+    # of sums changes, are a part of every update: 1.2e-5 after ten with jax 0.12.
     distance = np.linalg.norm(parameters[name] - expected[name]) / np.linalg.norm(expected[name])
-    assert distance < 1e-5, (name, distance)
+    assert distance < 2e-5, (name, distance)

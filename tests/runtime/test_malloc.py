@@ -19,7 +19,7 @@ x = jnp.ones((4096, 32))
 lowered = jax.jit(lambda x: jnp.tanh(x @ x.T) @ (x @ (x.T @ x))).lower(x)  # one temporary of 64 MB
 step, _ = compilation.compile_lowered_step(lowered, jax.devices()[0])
 assert step.memory_analysis().temp_size_in_bytes >= 2**26
-for _ in range(8):
+for _ in range(16):
   before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
   step(x).block_until_ready()
   print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -38,7 +38,8 @@ def test_steps_reuse_their_pages():
   out = subprocess.run(
     command, env=environment, capture_output=True, text=True, timeout=600, check=True
   ).stdout
-  faults = sorted(map(int, out.split()[3:]))
+  # with jax 0.12 it can take five steps until the free pieces of memory fit
+  faults = sorted(map(int, out.split()[8:]))
   assert faults[len(faults) // 2] < 2**26 // 4096 // 4
 
 
