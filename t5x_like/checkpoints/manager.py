@@ -411,7 +411,9 @@ def _check_fingerprints(tensors: dict[str, jax.Array], saved: dict[str, dict]) -
 def _before_threads_end(close: Callable[[], None]) -> None:
   """Call `close` at the end of the program, while threads may still start others.
 
-  `atexit` is too late: by then the thread pools that a save in flight needs are shut down.
+  `atexit` is too late: by then the thread pools that a save in flight needs are shut down. Python
+  3.12.0 to 3.12.2 start no thread even here: a program that does not close its checkpoints may lose
+  the save in flight there, and says so.
   """
 
   def finish():

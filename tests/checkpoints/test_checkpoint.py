@@ -419,7 +419,7 @@ def test_newest_committed_step_is_exact_after_a_kill_at_any_moment(tmp_path):
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   abstract = {"x": jax.ShapeDtypeStruct((64, 1024), np.float32, sharding=sharding)}
   newest = 0
-  for _ in range(4):
+  for _ in range(2):  # drills/test_kills.py kills many times
     with subprocess.Popen(command, env=env, **quiet) as process:
       assert process.stdout.readline() == "ready\n"
       deadline = time.time() + 600
@@ -447,6 +447,10 @@ for step in (1, 2):
 """
 
 
+@pytest.mark.skipif(
+  (3, 12) <= sys.version_info < (3, 12, 3),
+  reason="Python 3.12.0 to 3.12.2 start no thread once the main program has ended (gh-113964)",
+)
 def test_saving_prints_nothing_and_lets_the_process_end(tmp_path):
   command = [sys.executable, "-c", SAVE_TWICE_PROGRAM.format(repo=str(REPO)), str(tmp_path)]
   env = {**os.environ, "JAX_PLATFORMS": "cpu"}
