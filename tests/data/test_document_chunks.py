@@ -122,7 +122,8 @@ LENGTHS = {
 }
 
 
-@pytest.fixture(scope="module", params=LENGTHS)
+# The documents of "wiki" are of one row to twenty, among them those of "long".
+@pytest.fixture(scope="module", params=[more.later("long"), "wiki", "short"])
 def corpus(request, tmp_path_factory):
   """Return (the folder of a store whose token i is 300 + i, the lengths of its documents)."""
   sizes = LENGTHS[request.param](np.random.default_rng(1))

@@ -6,6 +6,7 @@ image_families.py for families of images.
 
 import dataclasses
 import functools
+import itertools
 import math
 import zlib
 
@@ -148,12 +149,12 @@ def _traits(case: Case) -> set[tuple[str, str]]:
 
 
 def shrink(variant: Variant, **changes) -> Variant:
-  """Return a variant of width 16 with two layers, or one period of layers.
+  """Return a variant of width 16 with two layers, or one period of different layers.
 
   Args:
     changes: fields of the design.
   """
-  design = dataclasses.replace(variant.design, **changes)
+  design = merge_equal_layers(dataclasses.replace(variant.design, **changes))
   dims = variant.dims
   positions = _as_tuple(design.position)
   partial = any(isinstance(p, dict) and p.get("fraction", 1.0) < 1 for p in positions)
@@ -207,6 +208,19 @@ def shrink(variant: Variant, **changes) -> Variant:
     embed=8 if variant.embed else None,
     decoder_layers=layers if variant.decoder_layers else None,
   )
+
+
+def merge_equal_layers(design: Design) -> Design:
+  """Return the design with one layer in place of neighbours of equal windows and positions."""
+  positions = _as_tuple(design.position)
+  if len(positions) not in (1, len(design.windows)):
+    return design
+  layers = list(zip(design.windows, itertools.cycle(positions)))
+  different_layers = [layer for layer, _ in itertools.groupby(layers)]
+  windows, merged_positions = zip(*different_layers)
+  if isinstance(design.position, tuple):
+    return dataclasses.replace(design, windows=windows, position=merged_positions)
+  return dataclasses.replace(design, windows=windows)
 
 
 def _as_tuple(spec) -> tuple:
@@ -354,33 +368,37 @@ def compute_outputs(case: Case) -> dict[str, np.ndarray]:
   stack.
   """
   length = LENGTHS[case.sides[-1]][0]
-  batches = {"separate_rows": separate_rows(case), "full_rows": full_rows(case, 2)}
+  full = full_rows(case, 2)
+  rows = {name: np.concatenate([full[name], x]) for name, x in separate_rows(case).items()}
+  batches = {}
   if not case.lacks("length"):
     batches["short_row"] = short_row(case)
   if not case.lacks("packing"):
     batches["packed_row"] = packed_row(case)
-  first_rows = {name: x[:1] for name, x in batches["full_rows"].items()}
 
   @jax.jit
   def run(arrays):
     m = model(case, arrays)
     logits_by_name = {name: m(batch)["logits"] for name, batch in batches.items()}
     low_precision_model = model(case, arrays, dtype="bfloat16")
-    logits_by_name["bfloat16"] = low_precision_model(batches["full_rows"])["logits"]
+    logits_by_name["bfloat16"] = low_precision_model(full)["logits"]
 
     def project(nudge_TD):
+      """Return (a number for each token of the first row, the logits of all rows)."""
       nudged = model(case, arrays)
       nudged.embed = NudgedEmbed(nudged.embed, nudge_TD)
-      logits = nudged(first_rows)["logits"][0]
-      direction = jnp.asarray(random_array("way", (logits.size // length, 1)))[:, 0]
-      return logits.reshape(length, -1) @ direction
+      logits = nudged(rows)["logits"]
+      direction = jnp.asarray(random_array("way", (logits[0].size // length, 1)))[:, 0]
+      return logits[0].reshape(length, -1) @ direction, logits
 
+    # One forward pass of all rows, with a nudge of zero, is also that of the gradients.
     zero = jnp.zeros((length, case.variant.embed or case.variant.dims.embed))
-    _, vjp = jax.vjp(project, zero)
+    _, vjp, logits = jax.vjp(project, zero, has_aux=True)
+    logits_by_name["full_rows"], logits_by_name["separate_rows"] = jnp.split(logits, 2)
     gradients = jax.lax.map(lambda row: vjp(row)[0], jnp.eye(length))
     logits_by_name["reach"] = jnp.abs(gradients).max(-1)
     if case.decodes:
-      logits_by_name["decode_logits"] = decode_logits(m, batches["full_rows"])
+      logits_by_name["decode_logits"] = decode_logits(m, full)
     return logits_by_name
 
   return jax.tree.map(np.asarray, run(arrays(case)))

@@ -160,7 +160,7 @@ def test_accumulation_on_a_mesh_divides_the_rows_of_each_device():
   assert tiny.relative_error(after.params, expected.params) < 1e-6
 
 
-@pytest.mark.parametrize("accumulation_steps", more.beyond(1, [2, 1]))
+@pytest.mark.parametrize("accumulation_steps", more.beyond(1, [4, 1]))
 def test_only_trained_parameters_have_gradients_and_state(accumulation_steps):
   """Trained parameters change as in full training, and the others keep their bits."""
   names = [name for name in first_arrays() if name.endswith("query/kernel")]

@@ -102,8 +102,8 @@ def train(run: str, layout: str):
 
 
 PAIRS = [
-  ("adafactor", "fsdp", "one"),
   ("adafactor", "data_fsdp_tensor", "one"),
+  ("adafactor", "fsdp", "one"),
   ("adafactor", "data_stage_tensor", "one"),
   ("adamw_dropout", "data_fsdp_tensor", "one"),
   # Each accumulated part has another dropout key, so this is not compared with "one".
@@ -114,7 +114,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(
-  "run, layout, base", more.beyond(2, PAIRS), ids=[f"{r}-{a}" for r, a, _ in PAIRS]
+  "run, layout, base", more.beyond(1, PAIRS), ids=[f"{r}-{a}" for r, a, _ in PAIRS]
 )
 def test_every_layout_has_the_losses_and_parameters_of_one_device(run, layout, base, capfd):
   metrics, final, *_ = train(run, layout)
@@ -158,7 +158,7 @@ def assert_shardings(leaf, planned):
   )
 
 
-@pytest.mark.parametrize("run, layout", more.beyond(2, [pair[:2] for pair in PAIRS]))
+@pytest.mark.parametrize("run, layout", more.beyond(1, [pair[:2] for pair in PAIRS]))
 def test_trained_state_has_the_shardings_of_the_abstract_state(run, layout):
   *_, state, abstract = train(run, layout)
   jax.tree.map(assert_shardings, state, abstract)
