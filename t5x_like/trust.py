@@ -273,8 +273,15 @@ def check_address(url: str) -> None:
     prefix = f"{first}::"
     chain = "/".join(chain.split("/")[:3])
   admitted_texts = (*_state.texts, os.environ.get("T5X_LIKE_CACHE", ""))
-  if not any(prefix in text and chain in text for text in admitted_texts):
-    raise _address_refusal("", url)
+  if any(prefix in text and chain in text for text in admitted_texts):
+    return
+  scheme = url.partition(":")[0]
+  if any(text.startswith(f"{scheme}:") and "::" in text for text in admitted_texts):
+    raise UserError(
+      f"found {_format_text(url)}, a file below a chain of addresses, expected a directory or "
+      "address that is no chain; unpack or copy the files, and name the copy"
+    )
+  raise _address_refusal("", url)
 
 
 def is_inside(path: str, directory: str, links: bool = True) -> bool:

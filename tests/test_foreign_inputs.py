@@ -534,6 +534,16 @@ def test_a_chain_or_an_odd_scheme_is_opened_if_the_command_names_it(admit, text)
   trust.check_address(text)
 
 
+@pytest.mark.parametrize(
+  "chain", ["zip://x::file://{}/refs.json", "reference://::file://{}/refs.json"]
+)
+def test_a_store_in_a_chain_is_refused_with_a_remedy_that_works(chain, tmp_path, capsys):
+  (tmp_path / "refs.json").write_text('{"version": 1, "refs": {}}')
+  flags = ["--config=tests/recipes/nano.py", f"--workdir={tmp_path / 'run'}"]
+  assert train.main([*flags, f"--config.task.store={chain.format(tmp_path)}"]) == 2
+  assert "name the copy" in capsys.readouterr().err
+
+
 def test_a_location_in_the_directory_of_its_file_is_opened(tmp_path):
   folder = tmp_path / "run"
   folder.mkdir()
