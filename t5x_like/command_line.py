@@ -198,8 +198,23 @@ def _explain(error: Exception) -> int:
   if is_transient(error):
     print(f"transient error: {summary}; run the same command again", file=sys.stderr)
     return EXIT_TRANSIENT
+  if platforms := _unavailable_platforms(error):
+    print(
+      f"error: JAX_PLATFORMS={platforms}: jax cannot use these devices here ({summary}); install "
+      "jax with their plugin, or unset the variable to use the devices that it finds",
+      file=sys.stderr,
+    )
+    return EXIT_USER_ERROR
   print(escape_controls(traceback.format_exc()), end="", file=sys.stderr)
   return EXIT_BUG
+
+
+def _unavailable_platforms(error: Exception) -> str:
+  """Return the value of JAX_PLATFORMS if jax failed to open the devices it names, else ""."""
+  frames = traceback.extract_tb(error.__traceback__)
+  if frames and frames[-1].filename.endswith("jax/_src/xla_bridge.py"):
+    return os.environ.get("JAX_PLATFORMS", "")
+  return ""
 
 
 def _join_values(argv: Sequence[str]) -> list[str]:

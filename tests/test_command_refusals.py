@@ -403,6 +403,20 @@ def test_a_workdir_that_cannot_be_written_is_refused(refused, tmp_path):
   refused(train.main, workdir="/proc/run", parts=("/proc/run", "cannot be written"))
 
 
+@pytest.mark.parametrize("platforms", ["cuda", "none_such"])
+def test_devices_that_jax_lacks_are_refused(platforms, tmp_path):
+  process = subprocess.run(
+    command(tmp_path / "run"),
+    cwd=REPO,
+    env=environment() | {"JAX_PLATFORMS": platforms, "CUDA_VISIBLE_DEVICES": ""},
+    capture_output=True,
+    text=True,
+  )
+  assert process.returncode == 2
+  assert process.stderr.splitlines()[-1].startswith(f"error: JAX_PLATFORMS={platforms}: ")
+  assert "Traceback" not in process.stderr
+
+
 def test_a_workdir_in_use_is_refused(untouched, refused, tmp_path):
   workdir = shutil.copytree(untouched, tmp_path / "run")
   with contextlib.closing(workdirs.lock_workdir(workdir)):
