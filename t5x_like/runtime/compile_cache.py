@@ -58,11 +58,14 @@ def enable(workdir: str) -> str:
       )
     try:
       path = _directory(workdir)
+      can_be_written = _can_be_written(path)
     except (OSError, RuntimeError) as error:
       return (
         f"compiled programs are not kept: {one_line(error)}; set T5X_LIKE_CACHE to a "
         "directory of yours"
       )
+    if not can_be_written:  # jax would warn at every program
+      return f"compiled programs are not kept: {path} cannot be written"
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_SECONDS)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
@@ -105,6 +108,12 @@ def measure_once(name: str, measure: Callable[[], float]) -> float:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
   return value
+
+
+def _can_be_written(path: pathlib.Path) -> bool:
+  """Return whether this user may write into a directory, or into the parent that would have it."""
+  existing = next(folder for folder in (path, *path.parents) if folder.exists())
+  return os.access(existing, os.W_OK | os.X_OK)
 
 
 def _directory(workdir: str) -> pathlib.Path:

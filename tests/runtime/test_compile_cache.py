@@ -37,7 +37,7 @@ def start(workdir, devices=1, home="home"):
   }
   process = subprocess.run(
     command,
-    env=env | {"PYTHONHASHSEED": "0", "HOME": f"{workdir}/{home}"},
+    env=env | {"PYTHONHASHSEED": "0", "HOME": os.path.join(workdir, home)},
     capture_output=True,
     text=True,
     timeout=600,
@@ -46,6 +46,14 @@ def start(workdir, devices=1, home="home"):
   assert not process.stderr, process.stderr
   printed, hits, bits = process.stdout.splitlines()
   return printed, int(hits), bits
+
+
+def test_a_workdir_that_cannot_be_written_has_no_cache_and_no_warning(tmp_path):
+  (tmp_path / "file").write_text("")
+  printed, hits, _ = start(tmp_path / "file" / "run", home=str(tmp_path / "home"))
+  assert "file/run/compiled/cpu-" in printed
+  assert printed.endswith("cannot be written")
+  assert hits == 0
 
 
 def flip_bit(data: bytes, generator: random.Random) -> bytes:
