@@ -10,7 +10,7 @@ import pytest
 import code_shape
 
 BOUNDS = {
-  "tokens": 646_900,
+  "tokens": 649_000,
   "tokens a line": 5.97,
   "vague names in percent": 0.13,
   "core modules": 223,
