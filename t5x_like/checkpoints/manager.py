@@ -201,9 +201,9 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     Args:
       abstract_state: the tree to restore: `jax.ShapeDtypeStruct` leaves with `.sharding`, on any
-        mesh of any number of processes. Only its top-level keys are read: `{"params": …}` does not
-        read the optimizer's state. Or a function that chooses the tree, given the shape and type of
-        every saved tensor by name.
+        mesh of any number of processes; keys may be paths, see `manifest.flatten`. Only its
+        top-level keys are read: `{"params": …}` does not read the optimizer's state. Or a function
+        that chooses the tree, given the shape and type of every saved tensor by name.
       step: the step to restore, or None for the newest intact one. Damaged steps are skipped, each
         with a warning, and moved aside (`<step>.damaged`) by the next `save`.
 
@@ -316,9 +316,10 @@ class Checkpoints(contextlib.AbstractContextManager):
     if callable(abstract_state):
       abstract_state = abstract_state(saved)
     abstract_tensors = flatten(abstract_state)
+    top_level_keys = {key.partition("/")[0] for key in abstract_state}
     saved_in_tree = {}
     for name, entry in saved.items():
-      if name.split("/")[0] in abstract_state:
+      if name.partition("/")[0] in top_level_keys:
         saved_in_tree[name] = entry
     checkpoint_manifest.check_tensors(path, saved_in_tree, abstract_tensors)
     is_partial = len(abstract_tensors) < len(saved)

@@ -47,17 +47,23 @@ class DamagedStep(Exception):
 def flatten(tree: dict[str, Any]) -> dict[str, Any]:
   """Name every leaf by its path (`params/encoder/kernel`), in the order of `jax.tree.leaves`.
 
+  Args:
+    tree: nested dicts with string keys. A key may be a path: `{"params/encoder": x}` has the same
+      names as `{"params": {"encoder": x}}`.
   Raises:
-    TypeError: if the tree is not nested dicts whose keys are strings without a slash.
+    TypeError: if the tree is of another form, or two leaves have the same name.
   """
   named = {}
   for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
     keys = [entry.key if isinstance(entry, jax.tree_util.DictKey) else None for entry in path]
-    if not all(isinstance(key, str) and key and "/" not in key for key in keys):
+    if not all(isinstance(key, str) and key for key in keys):
       raise TypeError(
         f"state must be nested dicts with string keys, found {jax.tree_util.keystr(path)}"
       )
-    named["/".join(keys)] = leaf
+    name = "/".join(keys)
+    if name in named:
+      raise TypeError(f"state has two leaves of the name {name}")
+    named[name] = leaf
   return named
 
 

@@ -37,18 +37,18 @@ _DEFAULT_LENGTH = 2048  # tokens of a model that names no length
 class PublishedModel(SavedModel):
   """A model that is read from a Hugging Face directory or a GGUF file.
 
-  Its identity has the keys of a run's that its files give. Features are those of pretraining, as
-  long as the model reads.
+  Its identity has the keys of a run's identity that can be read from its files. Its features have
+  the greatest length that the model reads.
 
   Args:
     path: the directory, or the name of the Hub.
     identity: see `SavedModel`.
-    model: the abstract model, on CPU with unrolled layers; a model of images is for the size that
-      the directory's processor makes.
+    model: the abstract model, on CPU with unrolled layers; a model of images has the resolution
+      that the directory's processor resizes to.
     vocabulary: its tokenizer, or the names of its classes.
     directory: its location on this machine, or the GGUF file.
     generation: the settings of generation in its files.
-    stored: the abstract model of the weights, if `model` is for images of another size.
+    stored: the abstract model of the weights, if `model` has another resolution.
     rules: the mesh to restore on; None is all devices.
 
   Attributes:
@@ -133,18 +133,18 @@ def find_published_model(path: str, rules: Rules | None, flag: str) -> Published
       "the tokenizer is another model's"
     )
   values = json.loads(model.origin.config)
-  features_by_name = _features(model, values, vocabulary)
-  task = _task(model, values, features_by_name)
+  features_by_name = _build_features(model, values, vocabulary)
+  task = _build_task(model, values, features_by_name)
   identity = _build_identity(model, vocabulary, features_by_name, task)
   identity["model"] |= {"vocab_size": size, "tokens": {}}
   generation = _read_generation(model, values, vocabulary)
   return PublishedModel(path, identity, model, vocabulary, directory, generation, rules=rules)
 
 
-def _task(model, values: dict[str, Any], features_by_name: Features) -> dict[str, Any]:
+def _build_task(model, values: dict[str, Any], features_by_name: Features) -> dict[str, Any]:
   """Return the arguments of `config.task` for a classifier of texts; no task for another model.
 
-  A single label is a regression, as in the library. `independent` says that a text may have several
+  A single label is a regression, as in `transformers`. With `independent`, a text may have several
   labels.
   """
   head = getattr(model.variant, "head", None)
@@ -169,7 +169,7 @@ def _task(model, values: dict[str, Any], features_by_name: Features) -> dict[str
 def _read_generation(model, values: dict[str, Any], vocabulary: Vocabulary) -> GenerationFacts:
   """Return the settings of generation; ids beyond the model's token vectors are left out.
 
-  They are in `generation_config.json`; without that file the library reads them from the config.
+  They are in `generation_config.json` or, without that file, in the config, as in `transformers`.
 
   Args:
     values: the content of `config.json`.
@@ -224,7 +224,7 @@ def _open_image_model(
   else:
     labels = getattr(variant, "labels", 0)
   vocabulary = _class_names(values, labels)
-  task = published_images.image_task(variant, values, directory, flag)
+  task = published_images.read_image_task(variant, values, directory, flag)
   stored = model
   resolution = task.get("resolution")
   starts_run = flag.startswith("config.init")
@@ -243,7 +243,7 @@ def _open_image_model(
 
 
 def _class_names(values: dict[str, Any], labels: int) -> LabelVocabulary:
-  """Return the names of the classes in a config of the library or of timm.
+  """Return the names of the classes in a config of `transformers` or timm.
 
   The name of a class without one is its number.
   """
@@ -265,11 +265,11 @@ def _drop_label_count(fields: dict[str, Any]) -> None:
     fields["head"].pop("labels", None)
 
 
-def _features(model, values: dict[str, Any], vocabulary: Vocabulary) -> Features:
+def _build_features(model, values: dict[str, Any], vocabulary: Vocabulary) -> Features:
+  """Return the features of a model of texts, of the greatest length that it reads."""
   inputs = model.encoder_inputs if hasattr(model, "encoder_inputs") else model.inputs
-  length = next(
-    (values[key] for key in _LENGTHS if isinstance(values.get(key), int)), _DEFAULT_LENGTH
-  )
+  lengths = [values[key] for key in _LENGTHS if isinstance(values.get(key), int)]
+  length = lengths[0] if lengths else _DEFAULT_LENGTH
   if isinstance(inputs.position, LearnedPosition):
     length = inputs.position.length
   if "decoder_input_tokens" not in model.REQUIRED_FEATURES:

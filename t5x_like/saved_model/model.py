@@ -24,10 +24,10 @@ class GenerationFacts:
 
   Attributes:
     ends: ids that end a text.
-    forced: the id that an answer begins with, and the id that it ends with where it is cut off, or
-      None.
+    forced: the id that each answer begins with, and the id that ends an answer which is cut off;
+      each None if there is none.
     options: options of generation, by their names in `predict`.
-    banned: sequences of ids that no text has.
+    banned: sequences of ids that no generated text contains.
   """
 
   ends: tuple[int, ...] = ()

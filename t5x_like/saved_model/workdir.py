@@ -19,7 +19,6 @@ from t5x_like import config as config_lib
 from t5x_like import trust, vocabularies
 from t5x_like.abstract_model import build_model
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.checkpoints.manifest import flatten, nest
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, local
 from t5x_like.files.paths import as_path
@@ -92,19 +91,18 @@ class WorkdirModel(SavedModel):
     with Checkpoints(directory) as checkpoints:
       if folder == CHECKPOINTS and self._keeps_mean():
         checkpoint = checkpoints.restore(
-          lambda saved: nest(averaged_tensors(saved, abstract_params)), step
+          lambda saved: averaged_tensors(saved, abstract_params), step
         )
         if checkpoint is not None:
-          restored_step, tree, _ = checkpoint
-          averaged = averaged_params(flatten(tree))
+          restored_step, tensors, _ = checkpoint
+          averaged = averaged_params(tensors)
           if averaged:
             return restored_step, {name: averaged[name] for name in abstract_params}
-      checkpoint = checkpoints.restore({"params": nest(abstract_params)}, step)
+      checkpoint = checkpoints.restore({"params": abstract_params}, step)
     if checkpoint is None:
       raise UserError(f"{directory}: no checkpoint yet; train first, or check --workdir")
-    restored_step, tree, _ = checkpoint
-    named = flatten(tree["params"])
-    return restored_step, {name: named[name] for name in abstract_params}
+    restored_step, state, _ = checkpoint
+    return restored_step, {name: state["params"][name] for name in abstract_params}
 
   def _keeps_mean(self) -> bool:
     """Return whether the optimizer keeps a mean of the weights that is to be used."""

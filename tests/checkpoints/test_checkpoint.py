@@ -491,3 +491,24 @@ def test_step_that_a_run_deletes_during_reading_is_not_damaged(tmp_path, monkeyp
   monkeypatch.setattr(orbax_steps.LocalSteps, "manifest", delete_step_and_read_manifest)
   assert_restores(directory, 2)
   assert not caplog.records
+
+
+def test_tensors_may_be_restored_by_their_paths(tmp_path):
+  save_steps(tmp_path, [3])
+  template = abstract_state()["params"]
+  _, nested, _ = Checkpoints(tmp_path).restore({"params": template})
+  paths = {f"params/{name}": x for name, x in template.items()}
+  _, by_path, _ = Checkpoints(tmp_path).restore(paths)
+  assert by_path.keys() == paths.keys()
+  for name, x in nested["params"].items():
+    assert np.array_equal(
+      np.asarray(x).view(np.uint8), np.asarray(by_path[f"params/{name}"]).view(np.uint8)
+    )
+  with refuses("tensor params/scale bfloat16[24] is in the checkpoint, expected no such tensor"):
+    Checkpoints(tmp_path).restore({"params/embed": template["embed"]}, 3)
+
+
+def test_two_leaves_of_one_path_are_refused(tmp_path):
+  x = jnp.zeros(4)
+  with pytest.raises(TypeError, match="two leaves of the name a/b"):
+    Checkpoints(tmp_path).save(1, {"a": {"b": x}, "a/b": x}, {})

@@ -9,7 +9,6 @@ from jax.sharding import SingleDeviceSharding
 from t5x_like.certificate.history import CHAIN, CONFIG, DATA, STATE, Break, Save
 from t5x_like.certificate.verification.certified_run import CertifiedRun
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.checkpoints.manifest import nest
 from t5x_like.errors import DamageError, one_line
 from t5x_like.files import checked_json
 
@@ -75,7 +74,7 @@ def _check_checkpoint(run: CertifiedRun, checkpoints: Checkpoints, step: int, sa
       if name.partition("/")[0] == key:
         dtype = jnp.dtype(entry["dtype"])
         abstract[name] = jax.ShapeDtypeStruct(tuple(entry["shape"]), dtype, sharding=sharding)
-    checkpoints.restore(nest(abstract), step)
+    checkpoints.restore(abstract, step)
 
 
 def _check_metadata(run: CertifiedRun, step: int, metadata: dict[str, Any], save: Save) -> None:

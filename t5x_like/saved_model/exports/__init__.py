@@ -17,7 +17,7 @@ from t5x_like.vocabularies import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class ExportContext:
-  """What an export contains besides the parameters.
+  """The contents of an export besides the parameters.
 
   Attributes:
     config: the resolved config of the run.

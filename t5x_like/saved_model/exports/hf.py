@@ -27,7 +27,7 @@ def write(
   Args:
     model: the model with its arrays, without adapters; see `merge_for_export`.
     directory: a path or address; it must not exist, or be empty.
-    dtype: `float32`, `bfloat16` or `float16`; None is that of the published files, or float32.
+    dtype: `float32`, `bfloat16` or `float16`; None is the dtype of the published files, or float32.
   Raises:
     UserError: the directory has files, or `transformers` has no model of this kind.
   """
