@@ -38,12 +38,13 @@ from t5x_like.nn.two_part_stack import build_two_part_stack
 
 POSITION_KEY = "config.model.design.position"
 CORE_KEY = "config.model.design.core"
+# The norms of a `Residual`, by `norm_position`; for others, "out_norm" alone.
 _NORMS = {
   "pre": ("in_norm",),
   "sandwich": ("in_norm", "res_norm"),
   "output": ("res_norm",),
   "res_post": ("res_norm",),
-}  # other positions: after the addition
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,13 @@ class StackBuilder:
   def inputs(
     self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0, kind: type[Inputs] = Inputs
   ) -> Inputs:
-    """Build the input module of the stack, from token vectors of `width` (the stack's if None)."""
+    """Build the input module of the stack.
+
+    Args:
+      width: width of the token vectors; None for the stack's.
+      types: number of token types.
+      kind: the class of the module.
+    """
     design = self.design
     D = self.dims.embed
     width = width or D

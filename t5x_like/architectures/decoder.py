@@ -26,7 +26,7 @@ class Decoder(Architecture):
   Args:
     scores: number of scores that a linear layer computes from each row's last token, for tasks on
       whole texts; 0 for none.
-    others: see `Architecture`.
+    options: the arguments of `Architecture`.
   """
 
   REQUIRED_FEATURES = ("decoder_input_tokens",)

@@ -25,7 +25,7 @@ class Design:
   """The choices of one architecture.
 
   Attributes:
-    norm, norm_epsilon: one of `nn.norm.NORMS`.
+    norm, norm_epsilon: one of `nn.norm.NORMS`, and the epsilon that it adds to a mean of squares.
     norm_position: before every sublayer ("pre"), after the addition ("post"), before and after the
       sublayer ("sandwich"), after the sublayer ("output"), there with scales that start at 0
       ("res_post", Liu et al. 2022), or after the addition with DeepNet's weights ("deepnorm", Wang
@@ -55,19 +55,21 @@ class Design:
     dense_layers: number of first layers with an MLP instead of experts.
     mlp_dropout: whether dropout also applies inside the MLP.
     shared_dropout: whether all positions of a row share one dropout mask, as in T5's code.
-    no_dropout: where none is: at the sums of embeddings ("inputs"), at the MLP's outputs ("mlp").
+    no_dropout: parts without dropout: the sums of embeddings ("inputs"), the MLP's outputs ("mlp").
     attention_dropout: whether dropout zeroes attention weights one by one ("pairs"), all weights of
       some keys in a row ("keys", which is dropout of values, so that kernels can do it), or none.
-    init_stddev: standard deviation of all initial kernels; None is sqrt(scale / fan in).
-    kernel_scales: these scales, of queries, keys and values, of attention's output, of the MLP's
-      input and its output.
+    init_stddev: standard deviation of all initial kernels; None is sqrt(scale / fan in), with the
+      scales of `kernel_scales`.
+    kernel_scales: the scales of four groups of kernels: queries, keys and values; attention's
+      output; the MLP's input; the MLP's output.
     residual_init: divide the initial kernels that write to the residual stream by sqrt(2 * layers)
       (GPT-2).
     embed_init: standard deviation of the token table; None is `init_stddev`, or 1.
     embed_scale, embed_norm: multiply token vectors by sqrt(D); normalise them.
-    tied: the output projection is the token table.
-    logits_scale, logits_softcap, logits_bias: a factor before the output projection, 1/sqrt(D) if
-      True, a bound of the output logits, and a bias.
+    tied: whether the output projection is the token table.
+    logits_scale: factor of the hidden states before the output projection; True is 1/sqrt(D).
+    logits_softcap: bound of the output logits.
+    logits_bias: whether the output projection has a bias.
   """
 
   norm: str = "rmsnorm"
@@ -178,10 +180,10 @@ class Variant:
     types: number of token types (BERT's segments).
     embed: width of the token table, if it differs from the stack's.
     decoder_layers, decoder_heads, decoder_mlp: layers, heads and feed-forward width of an
-      encoder-decoder's decoder; None for the encoder's. Its heads, of cross-attention too, are
-      together as wide as the encoder's.
-    shared: the encoder is the decoder without its cross-attention (Raffel et al. 2020, section
-      3.2.2).
+      encoder-decoder's decoder; None for the encoder's. Its heads are together as wide as the
+      encoder's, in cross-attention too.
+    shared: whether the encoder is the decoder without its cross-attention (Raffel et al. 2020,
+      section 3.2.2).
     head: an encoder's head: one of `architectures.heads`, a name or {"name": …} with its arguments.
   """
 

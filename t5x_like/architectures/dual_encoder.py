@@ -80,7 +80,7 @@ class TextEncoder(Architecture):
     self.encoder = parts.stack(rngs)
 
   def pool(self, batch: Batch, key: jax.Array | None = None):
-    """Return ([B, D] the pooled states of the texts, auxiliary scalars)."""
+    """Return (the pooled states of the texts [B, D], auxiliary scalars)."""
     tokens_BT = batch["text_input_tokens"]
     B, T = tokens_BT.shape
     pos = positions(T)
@@ -96,9 +96,9 @@ class TextEncoder(Architecture):
     x_BTD = self.inputs(x_BTD, pos, key=subkey(key, 0))
     x_BTD, aux, _ = self.encoder(x_BTD, Context(mask=mask, valid=valid_BT), key=subkey(key, 1))
     if self.causal or self.reads_padding:
-      end_B1D = jnp.take_along_axis(x_BTD, end_B[:, None, None], axis=1)
-      return end_B1D[:, 0], aux
-    weights_BT = valid_BT / (end_B[:, None] + 1.0)
+      last_state_B1D = jnp.take_along_axis(x_BTD, end_B[:, None, None], axis=1)
+      return last_state_B1D[:, 0], aux
+    weights_BT = valid_BT / (end_B[:, None] + 1.0)  # the mean of the tokens up to the end
     weights_BT = weights_BT.astype(x_BTD.dtype)
     return jnp.einsum("BTD,BT->BD", x_BTD, weights_BT), aux
 
@@ -154,7 +154,7 @@ class DualEncoder(nnx.Module):
       variant=dataclasses.replace(variant.image, head=_image_head(variant)),
       resolution=resolution,
       drop_path=drop_path,
-      design=_changes(design, "image"),
+      design=_design_changes(design, "image"),
       **options,
     )
     self.text = TextEncoder(
@@ -162,7 +162,7 @@ class DualEncoder(nnx.Module):
       variant=variant.text,
       text_pooling=variant.text_pooling,
       vocab_size=vocab_size,
-      design=_changes(design, "text"),
+      design=_design_changes(design, "text"),
       tokens=tokens,
       **options,
     )
@@ -258,11 +258,11 @@ def _image_head(variant: DualVariant) -> str | dict:
   return "attention_pool"
 
 
-def _changes(design: dict, side: str) -> dict:
+def _design_changes(design: dict, side: str) -> dict:
   """Return the changes to the design of one of the two encoders."""
   changes = dict(slots.to_plain(design))
   position = slots.to_plain(changes.pop("position", {}))
-  if not isinstance(position, dict) or set(position) - {*_SIDES}:
+  if not isinstance(position, dict) or set(position) - set(_SIDES):
     raise UserError(
       f"config.model.design.position: found {position!r}, expected one for each encoder: "
       f"{{'image': …, 'text': …}}"

@@ -28,7 +28,7 @@ class Encoder(Architecture):
   Args:
     head: one of `architectures.heads`, a name or {"name": …} with its arguments; None for the
       variant's.
-    others: see `Architecture`.
+    options: the arguments of `Architecture`.
   """
 
   REQUIRED_FEATURES = ("encoder_input_tokens",)

@@ -53,13 +53,13 @@ class GridStackBuilder(StackBuilder):
 class EveryLayerBuilder(GridStackBuilder):
   """A builder of stacks whose blocks may begin by adding positions.
 
-  It is for appendix D.4 of Dosovitskiy et al. 2021.
+  These are the experiments of Dosovitskiy et al. 2021, appendix D.4.
   """
 
   POSITION_OWNERS = (*GridStackBuilder.POSITION_OWNERS, "every_layer", "every_layer_shared")
 
-  def shared(self, rngs: nnx.Rngs) -> Position | None:
-    """Build the scheme whose vectors all layers add, as `Context.position_vectors`; or None."""
+  def shared_position(self, rngs: nnx.Rngs) -> Position | None:
+    """Build the scheme whose vectors all layers add (`Context.position_vectors`), if any."""
     return self._position_at("every_layer_shared", self.schemes[0], rngs)
 
   def _layer(self, layer_index: int, rngs: nnx.Rngs) -> dict[str, Layer]:
@@ -72,7 +72,10 @@ class EveryLayerBuilder(GridStackBuilder):
 
 
 class AddPositions(Layer):
-  """The first sublayer of a block: adds the vectors of its scheme or `context.position_vectors`."""
+  """The first sublayer of a block, which adds positions.
+
+  They are the vectors of its scheme or, without one, `context.position_vectors`.
+  """
 
   def __init__(self, scheme: Position | None):
     self.scheme = scheme

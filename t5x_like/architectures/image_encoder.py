@@ -161,10 +161,10 @@ class ImageEncoder(ImageModel):
     variant = self.variant
     dims = self.variant.dims
     _check_patch(variant)
-    self.backbone = self._backbone(rngs) if variant.backbone else None
-    self.patches = self._patch_projection(rngs)
-    self.tokens = self._vectors(rngs, variant.class_tokens)
-    self.registers = self._vectors(rngs, variant.registers)
+    self.backbone = self._build_backbone(rngs) if variant.backbone else None
+    self.patches = self._build_patch_projection(rngs)
+    self.tokens = self._make_vectors(rngs, variant.class_tokens)
+    self.registers = self._make_vectors(rngs, variant.registers)
     parts = EveryLayerBuilder(
       variant.design,
       dims,
@@ -175,7 +175,7 @@ class ImageEncoder(ImageModel):
       **options,
     )
     self.inputs = parts.inputs(rngs)
-    self.position = parts.shared(rngs)
+    self.position = parts.shared_position(rngs)
     if variant.registers and self.inputs.position.owner != "inputs":
       raise UserError(
         f"config.model.registers: found {variant.registers} with positions "
@@ -193,14 +193,14 @@ class ImageEncoder(ImageModel):
         "see their neighbours"
       )
 
-  def _vectors(self, rngs: nnx.Rngs, count: int) -> nnx.Param | None:
+  def _make_vectors(self, rngs: nnx.Rngs, count: int) -> nnx.Param | None:
     """Make learned vectors [count, D], concatenated with the patches; None for a count of 0."""
     if not count:
       return None
     shape = (count, self.variant.dims.embed)
     return params.param(rngs, self.variant.design.table_init(), shape, (None, "embed"))
 
-  def _backbone(self, rngs: nnx.Rngs) -> nnx.Module:
+  def _build_backbone(self, rngs: nnx.Rngs) -> nnx.Module:
     """Build the network whose map is cut into patches."""
     return slots.make(
       "config.model.backbone",
@@ -211,7 +211,7 @@ class ImageEncoder(ImageModel):
       channels=self.variant.channels,
     )
 
-  def _patch_projection(self, rngs: nnx.Rngs) -> Linear:
+  def _build_patch_projection(self, rngs: nnx.Rngs) -> Linear:
     """Build the projection of patches of pixels, or of the backbone's map."""
     variant = self.variant
     stride = 1
@@ -297,7 +297,7 @@ class ImageEncoder(ImageModel):
 
 
 def _check_patch(variant: ImageVariant) -> None:
-  """Raise UserError if patches do not fill the images and the rest may not be dropped."""
+  """Raise UserError if patches do not fill the images and partial patches are refused."""
   height, width = height_and_width(variant.resolution)
   patch = variant.patch
   if height % patch == 0 and width % patch == 0:

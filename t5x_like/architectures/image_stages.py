@@ -37,8 +37,8 @@ class StagedVariant:
     design: design of the blocks.
     patch: pixels from one patch to the next.
     resolution, channels: height and width, and channels, of the images; zeros on the right and at
-      the bottom complete a multiple of the patch.
-    mlp_ratio: width of a feed-forward layer in widths of its stage.
+      the bottom complete the last patches.
+    mlp_ratio: width of a feed-forward layer as a multiple of its stage's width.
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
     class_tokens: learned vectors before the patches, at most `TOKENS`.
   """
@@ -71,7 +71,7 @@ class StagedVariant:
     """Sizes of each stage."""
     stages = []
     for number, (num_heads, layers) in enumerate(zip(self.heads, self.depths, strict=True)):
-      embed = self.embed << number
+      embed = self.embed * 2**number
       dims = Dims(
         embed=embed,
         heads=num_heads,
@@ -136,7 +136,10 @@ class Stage(nnx.Module):
   def __call__(
     self, x_BTD: jax.Array, key: jax.Array | None
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return ([B, T / 4, 2 D], auxiliary scalars), in the first stage [B, T, D]."""
+    """Return (tokens, auxiliary scalars); the entry and the last layer may change number and width.
+
+    With an entry that merges patches, [B, T, D] becomes [B, T / 4, 2 D].
+    """
     pos = positions(self.length)
     context = Context(mask=Mask(pos, pos, aligned=True))
     entry_depth, last_depth = self.end_depths

@@ -28,7 +28,7 @@ class MultiTokenDecoder(Decoder):
 
   Args:
     mtp_depth: number of further tokens that are predicted.
-    others: see `Decoder`.
+    options: the arguments of `Decoder`.
   """
 
   def __init__(

@@ -1,4 +1,7 @@
-"""Other widths of a model, in the proportions of a variant: for muP's base and for ladders."""
+"""Change the width of a model, in the proportions of a variant.
+
+muP derives its base model in this way, and a ladder of runs its smaller models.
+"""
 
 import dataclasses
 import math
@@ -17,8 +20,9 @@ def scale_dims(where: str, dims: Dims, width: int) -> Dims:
   Args:
     where: the key or flag that gave the width, for messages.
   Raises:
-    UserError: there would be a fraction of a head.
+    UserError: the number of heads or the feed-forward width would be a fraction.
   """
+  # heads and mlp are whole numbers at its multiples only
   step = dims.embed // math.gcd(dims.embed, dims.heads, dims.mlp)
   if width < 1 or width % step:
     raise UserError(
@@ -27,6 +31,7 @@ def scale_dims(where: str, dims: Dims, width: int) -> Dims:
     )
   heads = dims.heads * width // dims.embed
   mlp = dims.mlp * width // dims.embed
+  # in proportion too, if that divides the heads; else fewer
   kv_heads = math.gcd(heads, max(1, dims.kv_heads * width // dims.embed))
   return dataclasses.replace(dims, embed=width, heads=heads, kv_heads=kv_heads, mlp=mlp)
 
@@ -35,8 +40,9 @@ def stack_dims(variant: Any) -> Dims | None:
   """Return the sizes of a variant's stacks; None if they are not all of one width."""
   if not dataclasses.is_dataclass(variant):
     return None
-  names = {field.name for field in dataclasses.fields(variant)}
-  return variant.dims if "dims" in names else None
+  # A variant in stages has a property `dims` instead of a field.
+  field_names = {field.name for field in dataclasses.fields(variant)}
+  return variant.dims if "dims" in field_names else None
 
 
 def resize_variant(
@@ -46,18 +52,18 @@ def resize_variant(
 
   Args:
     where: as in `scale_dims`.
-    variants: the family's, by name.
+    variants: the variants of the family, by name.
     size: a width; or a name in `variants`, for its widths; or changes to the fields of `Dims`. A
       family without `Dims` accepts only names, and the result is the variant of that name.
   Raises:
-    UserError: no such variant, or an impossible size.
+    UserError: there is no such variant, or the size is impossible.
   """
   named_variant = slots.find(where, size, variants) if isinstance(size, str) else None
   if stack_dims(variant) is None:
     if named_variant is None:
       raise UserError(
-        f"{where}: found {size!r}, but this family's sizes are no multiples of a "
-        "width; name a variant"
+        f"{where}: found {size!r}, expected the name of a variant, as the sizes of this family are "
+        "not in proportion to one width"
       )
     return named_variant
   if named_variant is not None:

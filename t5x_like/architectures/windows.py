@@ -67,6 +67,7 @@ class WindowAttention(SelfAttention):
       return Mask(pos, pos)
     is_rolled_Y = np.arange(rows) >= rows - self.shift
     is_rolled_X = np.arange(columns) >= columns - self.shift
+    # 0 to 3, by whether the row and the column were rolled
     parts_YX = 2 * is_rolled_Y.astype(np.int32)[:, None] + is_rolled_X
     parts_1YX1 = parts_YX[None, :, :, None].astype(np.int32)
     parts_1T1 = split_windows(parts_1YX1, self.side)

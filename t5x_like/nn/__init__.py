@@ -1,9 +1,9 @@
 """Pure layers, from which every architecture is assembled.
 
-Conventions: a layer is an `nnx.Module` used as a plain pytree (`nnx.set_graph_mode(False)`), built
-  once from `nnx.Rngs` and called as a pure function. Everything that varies during a call (dropout
-  keys, positions, masks, caches) is an argument; everything that varies between models is a
-  different object chosen at construction.
+A layer is an `nnx.Module` used as a plain pytree (`nnx.set_graph_mode(False)`), built once from
+`nnx.Rngs` and called as a pure function. Everything that varies between calls (dropout keys,
+positions, masks, caches) is an argument; everything that varies between models is a different
+object chosen at construction.
 
 The lowest layer comes first; each line imports only from the lines above it:
 

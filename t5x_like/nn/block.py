@@ -44,7 +44,8 @@ class Residual(Layer):
     y_BTD, aux, cache = self.layer(self.in_norm(x_BTD), context, cache, subkey(key, 0))
     y_BTD = constrain(y_BTD, "batch", "residual_length", "activation_embed")
     y_BTD = self.dropout(self.res_norm(y_BTD), subkey(key, 1))
-    return self.out_norm(self.alpha * x_BTD + self.apply_drop_path(y_BTD, context, key)), aux, cache
+    y_BTD = self.apply_drop_path(y_BTD, context, key)
+    return self.out_norm(self.alpha * x_BTD + y_BTD), aux, cache
 
   def apply_drop_path(self, y_BTD: jax.Array, context, key: jax.Array | None) -> jax.Array:
     """Zero the examples of `y` whose path is dropped, and rescale the others."""
@@ -77,6 +78,7 @@ class Block(Layer):
     key: jax.Array | None,
     wrap=lambda layer: layer,
   ):
+    """Run the sublayers; `wrap` is applied to the function of each layer, as by `Remat.wrap`."""
     aux = {}
     caches = {}
     size = len(self.names) // self.num_layers

@@ -96,17 +96,17 @@ class StandardizedConv(Conv):
 class FrozenBatchNorm(nnx.Module):
   """Batch norm with fixed statistics and no trained parameter.
 
-  Carion et al. 2020, appendix A.4.
+  It follows Carion et al. 2020, appendix A.4.
   """
 
   def __init__(self, channels: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5):
-    starts = {
+    initializers = {
       "scale": params.ones,
       "bias": params.zeros,
       "mean": params.zeros,
       "variance": params.ones,
     }
-    for name, init in starts.items():
+    for name, init in initializers.items():
       array = params.param(rngs, init, (channels,), (None,))
       array.set_metadata(fixed=True)
       setattr(self, name, array)

@@ -122,7 +122,7 @@ def apply_jointly(layers: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
 
 def map_linears(module: nnx.Module, function: Callable[[str, Linear], Linear]) -> nnx.Module:
   """Copy the module, replacing every `Linear` by `function(name, linear)`."""
-  copied = jax.tree.map(lambda x: x, module)
+  copied = jax.tree.map(lambda x: x, module)  # new modules, the same arrays
   for name, linear in list(linears(copied)):
     *path, last = name.split("/")
     parent = copied
@@ -135,12 +135,14 @@ def map_linears(module: nnx.Module, function: Callable[[str, Linear], Linear]) -
 def without_adapters(module: nnx.Module, *, merged: bool) -> nnx.Module:
   """Copy the module without adapters.
 
-  It computes the same function if they are `merged`, else the function that they adapt.
+  If they are `merged` into the kernels, the copy computes the same function, else the function of
+  the frozen kernels.
   """
   return map_linears(module, lambda _, linear: linear.without_adapter(merged=merged))
 
 
 def has_adapters(module: nnx.Module) -> bool:
+  """Return whether any `Linear` of a module has a low-rank adapter."""
   return any(linear.has_adapter for _, linear in linears(module))
 
 
@@ -155,11 +157,10 @@ def linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def wide_einsum(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  """Compute an einsum as float32, with gradients that are products in the dtype of `a`.
+  """Compute an einsum as float32, such as attention's logits, with gradients in the dtype of `a`.
 
-  The logits of attention are an example. By JAX's own rule, the gradients would be products of the
-  float32 cotangent, which a GPU computes several times slower and a TPU reads from twice the
-  memory.
+  By JAX's own rule, the gradients would be products of the float32 cotangent, which a GPU computes
+  several times slower and a TPU reads from twice the memory. Here, the cotangent is cast first.
   """
   return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
 

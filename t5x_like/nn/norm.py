@@ -88,7 +88,7 @@ class LayerScale(nnx.Module):
 
 
 class Identity(nnx.Module):
-  """No norm."""
+  """A module that returns its input, instead of a norm or a projection."""
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     return x_BTD

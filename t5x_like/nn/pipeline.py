@@ -54,9 +54,9 @@ def run_pipeline(
   context: Context,
   key,
   remat: Remat,
-  _,
+  cache: None,
 ):
-  """Run all layers.
+  """Run all layers, as `Stack._run`, without a cache.
 
   Args:
     run_layers: `(blocks, x, context, key, remat) -> (x, aux, None)`. Runs some layers in order on a

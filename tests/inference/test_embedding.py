@@ -91,11 +91,11 @@ def test_a_directory_that_pools_in_another_way_is_reported(converted, tmp_path, 
   assert sentence_pooling.pooling_mismatch(str(directory), "cls") is None
   (directory / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
   mismatch = sentence_pooling.pooling_mismatch(str(directory), "mean")
-  assert mismatch.endswith("pooled by max, not by mean; which --embed cannot do")
+  assert mismatch.endswith("pooled by max, not by mean; --embed does not support that")
   dense = {"path": "2_Dense", "type": f"{package}.Dense"}
   (directory / "modules.json").write_text(json.dumps([*modules, dense]))
   mismatch = sentence_pooling.pooling_mismatch(str(directory), "cls")
-  assert "its embeddings pass Dense after the model" in mismatch
+  assert "modules.json applies Dense after the model" in mismatch
 
 
 def test_cosines_are_correlated_with_the_scores_of_pairs(converted, tmp_path):

@@ -12,9 +12,9 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import Identity, LayerNorm, LayerScale
 from t5x_like.slots import NonNegativeFloat, PositiveInt, Rate
 
-_SIZE = 7
-_STDDEV = 0.02
-_EPSILON = 1e-6
+_SIZE = 7  # of a depthwise kernel
+_STDDEV = 0.02  # of initial kernels
+_EPSILON = 1e-6  # of norms
 
 
 def _linear(inputs: int, outputs: int, rngs: nnx.Rngs) -> Linear:
@@ -22,7 +22,7 @@ def _linear(inputs: int, outputs: int, rngs: nnx.Rngs) -> Linear:
 
 
 class PatchConv(Linear):
-  """Squares of `side` x `side` cells, projected: [B, Y / side, X / side, outputs].
+  """A projection of squares of `side` x `side` cells: [B, Y / side, X / side, outputs].
 
   Cells that fill no square are dropped.
   """
@@ -136,7 +136,7 @@ class ConvNeXt(nnx.Module):
       stages.append(nnx.List(blocks))
     self.stages = nnx.List(stages)
     self.width = widths[-1]
-    self.stride = patch << len(pairs)
+    self.stride = patch * 2 ** len(pairs)
     self.local = True
 
   def __call__(self, image_BYXC: jax.Array, key: jax.Array | None = None) -> jax.Array:
@@ -148,7 +148,7 @@ class ConvNeXt(nnx.Module):
         x_BYXC = self.merges[stage - 1](x_BYXC)
       for block in blocks:
         x_BYXC = block(x_BYXC, subkey(key, number))
-        number = number + 1
+        number += 1
     return x_BYXC
 
 

@@ -23,11 +23,11 @@ class ImagePooling:
 
   Attributes:
     pooling: the class "token", the "mean" of the patches, or "both", concatenated.
-    extra: the number E of class tokens.
+    num_class_tokens: E.
   """
 
   pooling: Pooling
-  extra: int
+  num_class_tokens: int
 
   @classmethod
   def for_variant(cls, pooling: Pooling | None, variant) -> "ImagePooling":
@@ -50,7 +50,7 @@ class ImagePooling:
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     token_BD = x_BTD[:, 0]
-    mean_BD = jnp.mean(x_BTD[:, self.extra :], axis=1)
+    mean_BD = jnp.mean(x_BTD[:, self.num_class_tokens :], axis=1)
     if self.pooling == "both":
       return jnp.concatenate([token_BD, mean_BD], axis=-1)
     return token_BD if self.pooling == "token" else mean_BD
@@ -64,12 +64,12 @@ class ImageClassifier(nnx.Module):
   Args:
     labels: the number of classes.
     pooling: see `ImagePooling`; DINOv2 classifies "both".
-    hidden: precede the classifier by a tanh layer as wide as the stack, as in the paper's
-      pretraining.
+    hidden: whether a tanh layer as wide as the stack precedes the classifier, as in the pretraining
+      of ViT.
     norm: position of the last norm: "before" pooling, the encoder's own; "after" pooling, a new
-      LayerNorm instead, as MAE's code fine-tunes; or "both". On frozen features of a masked
-      autoencoder the second norm replaces the batch norm without parameters of He et al. 2022,
-      appendix A.1.
+      LayerNorm instead, as MAE's code fine-tunes; or "both". For linear probes of a masked
+      autoencoder, He et al. 2022, appendix A.1, put a batch norm without parameters in the place of
+      the second norm.
     dropout: rate before the classifier.
   """
 

@@ -27,18 +27,19 @@ class MlmHead(nnx.Module):
     )
     self.norm = norm
     self.lm = LmHead(rngs, bias=variant.vocab_size, scale=hidden_scale(design, width))
-    self.activation = ACTIVATIONS[design.activation][0]
+    self.activation, _ = ACTIVATIONS[design.activation]
 
   def __call__(
     self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, positions_BK=None, **_
   ) -> dict:
     """Return {"logits": VocabularyLogits [B, T, V]}.
 
-    They are [B, K, V] at the given positions, which saves most of the work.
+    With `positions_BK`, return [B, K, V] at these positions, which saves most of the work.
     """
     if positions_BK is not None:
       x_BTD = gather_tokens(x_BTD, positions_BK)
-    return self.lm(self.norm(self.activation(self.dense(x_BTD))), embed)
+    h_BTD = self.activation(self.dense(x_BTD))
+    return self.lm(self.norm(h_BTD), embed)
 
 
 def gather_tokens(x_BTD: jax.Array, positions_BK: jax.Array) -> jax.Array:

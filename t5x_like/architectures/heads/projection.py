@@ -10,7 +10,7 @@ from t5x_like.slots import PositiveInt
 class ProjectionHead(nnx.Module):
   """A head that returns {"embeddings": [B, width]}.
 
-  They are the projected class token, or mean of the patches if there is no class token.
+  It projects the class token or, in a model without one, the mean of the patches.
   """
 
   def __init__(self, rngs: nnx.Rngs, variant, *, width: PositiveInt):

@@ -1,4 +1,4 @@
-"""SpanBERT's head: masked tokens, predicted again from the tokens around their span."""
+"""SpanBERT's head, which also predicts masked tokens from the tokens around their span."""
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,15 @@ from t5x_like.slots import PositiveInt
 
 
 class SpanBoundaryHead(nnx.Module):
-  """Masked tokens, each predicted again from the tokens around its span and its offset in the span.
+  """BERT's masked language model head, and a second prediction from the boundary of each span.
 
-  h = norm(activation(dense([x_before; x_after; p]))), twice, and the logits of h against the token
-  table (Joshi et al. 2020, section 3.2). The table of offsets p has `places` rows; the last is for
-  all larger offsets.
+  The second one reads the tokens before and after the span, and a learned vector p of the token's
+  offset in the span (Joshi et al. 2020, section 3.2): two layers `norm(activation(dense(…)))`, the
+  first of [x_before; x_after; p], then logits against the token table.
+
+  Args:
+    places: number of vectors p; the last is for all larger offsets.
+    place_dim: their width.
   """
 
   def __init__(
@@ -47,7 +51,7 @@ class SpanBoundaryHead(nnx.Module):
   ) -> dict:
     return self.mlm(x_BTD, embed, positions_BK=positions_BK)
 
-  def boundary(
+  def predict_from_boundary(
     self,
     x_BTD: jax.Array,
     positions_BK: jax.Array,
@@ -61,7 +65,7 @@ class SpanBoundaryHead(nnx.Module):
       positions_BK: int32, the tokens to predict.
       starts_BK, ends_BK: int32, the tokens before and after their spans.
     Returns:
-      `VocabularyLogits` [B, K, V]
+      `VocabularyLogits` [B, K, V].
     """
     offset_BK = positions_BK - starts_BK - 1
     p_BKP = jnp.take(self.places[...], offset_BK, axis=0, mode="clip")

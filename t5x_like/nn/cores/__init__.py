@@ -208,5 +208,6 @@ class Core(nnx.Module):
 
   def refusal(self, feature: str) -> UserError:
     return UserError(
-      f"attention core {self.name!r} cannot do {feature}; choose another, such as core='dense'"
+      f"attention core {self.name!r} does not support {feature}; choose another, such as "
+      "core='dense'"
     )

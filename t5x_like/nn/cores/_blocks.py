@@ -21,8 +21,8 @@ def split_blocks(x: jax.Array, blocks: int, size: int, axis: int = 1) -> jax.Arr
   return x.reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
 
 
-def toeplitz(x_NX: jax.Array, t: int, s: int) -> jax.Array:
-  """Expand [N, t + s - 1] to [N, t, s]: element [n, i, j] is `x[n, j - i + t - 1]`.
+def expand_to_toeplitz(x_NX: jax.Array, t: int, s: int) -> jax.Array:
+  """Expand [N, t + s - 1] to Toeplitz matrices [N, t, s]: [n, i, j] is `x[n, j - i + t - 1]`.
 
   Rows are read from a periodic repetition of `x`, each shifted by one element. This avoids a
   gather, and a scatter in the gradient.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.nn.cores import Softmax
-from t5x_like.nn.cores._blocks import pad_to, toeplitz
+from t5x_like.nn.cores._blocks import expand_to_toeplitz, pad_to
 from t5x_like.nn.cores._devices import DeviceSlice
 from t5x_like.nn.cores.dense import MASKED_LOGIT
 from t5x_like.nn.dims import NO_DROPOUT, Dropout, dropout_mask
@@ -191,7 +191,8 @@ class BlockGrid:
       first = column * self.s - (device_slice.queries[0] + row * self.t)
       by_distance = scheme.bias_of_distance(first + jnp.arange(-(self.t - 1), self.s))
       if by_distance is not None:
-        return toeplitz(device_slice.select_heads(by_distance, 0), self.t, self.s)[None]
+        bias_NX = device_slice.select_heads(by_distance, 0)
+        return expand_to_toeplitz(bias_NX, self.t, self.s)[None]
     q_pos = _cut(mask.q_pos, row * self.t, self.t)
     k_pos = _cut(mask.k_pos, column * self.s, self.s)
     return device_slice.select_heads(scheme.bias(q_pos, k_pos), 1)
@@ -460,7 +461,8 @@ def _block_gradients(
     bias, pull_back = jax.vjp(
       lambda schemes: grid.bias(schemes, mask, device_slice, row, column), schemes
     )
-    shared_axes = tuple(i for i in (0, 1) if bias.shape[i] == 1 < d_logits.shape[i])
+    # the axes, of batch and heads, along which the bias is broadcast
+    shared_axes = tuple(i for i in (0, 1) if bias.shape[i] != d_logits.shape[i])
     (block_d_schemes,) = pull_back(d_logits.sum(shared_axes, keepdims=True))
     d_schemes = jax.tree.map(jnp.add, d_schemes, block_d_schemes)
   if grid.softcap is not None:

@@ -83,7 +83,7 @@ class Router(nnx.Module):
     return Routing(logits_BTE, probs_BTE, experts_BTk, gates_BTk)
 
   def count_load(self, routing: Routing, valid_BT: jax.Array | None) -> Routing:
-    """Return the routing; a router that its loads train attaches the loads of valid tokens."""
+    """Return the routing; a router with load-balancing biases attaches the load to it."""
     return routing
 
   def statistics(

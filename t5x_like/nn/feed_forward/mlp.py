@@ -14,6 +14,7 @@ from t5x_like.parallel.constrain import constrain
 
 
 def identity(x: jax.Array) -> jax.Array:
+  """Return `x`, the factor of a plain gate."""
   return x
 
 
@@ -23,7 +24,7 @@ class Mlp(Layer):
   The gate follows Shazeer 2020, section 2.
 
   Args:
-    gated: whether there is a gate; or the function of `wi(x)` that it multiplies.
+    gated: whether there is a gate; a function f means a gate that multiplies f(wi(x)) instead.
   """
 
   # Layers with the same input, which `decoding.cpu` fuses.
@@ -49,7 +50,7 @@ class Mlp(Layer):
     self.wi = Linear((embed, mlp), axes, init, rngs, bias=bias)
     self.wo = Linear((mlp, embed), ("mlp", "embed"), out_init, rngs, bias=bias)
     self.activation = activation
-    self.gated = gated if callable(gated) else identity
+    self.gated_function = gated if callable(gated) else identity
     self.dropout = dropout
 
   def __call__(
@@ -65,7 +66,7 @@ class Mlp(Layer):
     if self.gate is None:
       h_BTF = self.activation(hidden[0])
     else:
-      h_BTF = self.activation(hidden[1]) * self.gated(hidden[0])
+      h_BTF = self.activation(hidden[1]) * self.gated_function(hidden[0])
     h_BTF = self.dropout(h_BTF, subkey(key, 0))
     y_BTD = name_activation(self.wo(h_BTF), "mlp_out")
     return y_BTD, {}, None

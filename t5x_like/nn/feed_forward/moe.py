@@ -141,7 +141,7 @@ class Moe(Layer):
     self.shared = shared
     self.experts = experts
     self.activation = activation
-    self.gated = gated if callable(gated) else identity
+    self.gated_function = gated if callable(gated) else identity
     self.dropout_rate = dropout.rate  # without shared axes: each row is one token's
 
   def __call__(
@@ -241,7 +241,7 @@ class Moe(Layer):
       h = self.activation(h)
     else:
       gate = hidden(self.gate, self.gate_bias)
-      h = self.activation(gate) * self.gated(h)
+      h = self.activation(gate) * self.gated_function(h)
     h = Dropout(self.dropout_rate)(h, key)
     return linear(h, self.wo, self.wo_bias, _OUTWARDS)
 

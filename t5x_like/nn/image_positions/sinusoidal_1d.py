@@ -7,7 +7,7 @@ from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
 class Sinusoidal1d(SinusoidalPosition):
   """Fixed sinusoidal positions of the patches in raster order, for any resolution.
 
-  The formula is that for positions of words in Vaswani et al. 2017, section 3.5.
+  The formula is for positions of words in Vaswani et al. 2017, section 3.5.
   """
 
   def __init__(self, width: int):

@@ -13,7 +13,7 @@ from flax import nnx
 
 from t5x_like.errors import UserError
 
-_RENAMED_ATTRIBUTES = {"place": "owner"}
+_RENAMED_ATTRIBUTES = {"place": "owner"}  # of schemes written for older versions: old -> new
 
 
 class Position(nnx.Module):

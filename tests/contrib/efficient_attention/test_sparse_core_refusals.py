@@ -47,14 +47,14 @@ def test_sparse_cores_refuse_masks_and_options(name, feature, message):
       core.for_decoding()
     else:
       core(*cases.qkv(), MASKS.get(feature, MASKS["full"]), bias, position, scale=0.4)
-  assert f"attention core {name!r} cannot do {message}" in str(error.value)
+  assert f"attention core {name!r} does not support {message}" in str(error.value)
   assert "core='dense'" in str(error.value)
   assert "\n" not in str(error.value)
 
 
 def test_bigbird_refuses_another_length_of_keys():
   with pytest.raises(
-    UserError, match="core 'bigbird' cannot do attention from 37 queries to 20 keys"
+    UserError, match="core 'bigbird' does not support attention from 37 queries to 20 keys"
   ):
     cases.make("bigbird")(*cases.qkv(S=20), Mask(positions(37), positions(20)), scale=0.4)
 
@@ -74,7 +74,7 @@ def test_bad_lengths_are_refused():
 def test_memory_compressed_attention_refuses_the_other_kind_of_stack():
   core = MemoryCompressed(cases.rngs(), cases.DIMS, causal=True)
   with pytest.raises(
-    UserError, match="cannot do bidirectional attention in a core made for a causal stack"
+    UserError, match="does not support bidirectional attention in a core made for a causal stack"
   ):
     core(*cases.qkv(), MASKS["full"], scale=0.4)
 

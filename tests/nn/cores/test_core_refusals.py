@@ -47,7 +47,7 @@ DROPOUT = {"dropout": Dropout(0.5), "key": jax.random.key(0)}
   ],
 )
 def test_unsupported_masks_and_options_are_refused(spec, mask, options, message):
-  with pytest.raises(UserError, match=f"core '{spec}' cannot do {message}"):
+  with pytest.raises(UserError, match=f"core '{spec}' does not support {message}"):
     cases.make(spec)(*cases.qkv(), MASKS[mask], **options, scale=0.4)
 
 
@@ -62,7 +62,7 @@ def test_unsupported_masks_and_options_are_refused(spec, mask, options, message)
 def test_cudnn_refuses_platforms_dtypes_and_windows(platform, mask, dtype, message):
   qkv = [x.astype(dtype) for x in cases.qkv()]
   with use_platform(platform):
-    with pytest.raises(UserError, match=f"core 'cudnn' cannot do {message}"):
+    with pytest.raises(UserError, match=f"core 'cudnn' does not support {message}"):
       cases.make("cudnn")(*qkv, mask, scale=0.4)
 
 
@@ -70,7 +70,7 @@ def test_unequal_lengths_of_queries_and_keys_are_refused():
   core = cases.make({"name": "local", "window": 3})
   mask = Mask(positions(37), positions(20))
   with pytest.raises(
-    UserError, match="core 'local' cannot do attention from 37 queries to 20 keys"
+    UserError, match="core 'local' does not support attention from 37 queries to 20 keys"
   ):
     core(*cases.qkv(S=20), mask, scale=0.4)
 
@@ -80,12 +80,14 @@ def test_queries_that_are_split_over_devices_are_refused():
   q = jnp.ones((2, 32, 2, 16))
   mask = Mask(positions(32), positions(32))
   with Rules.make(make_mesh(dict(sequence=2), jax.devices()[:2])).activate():
-    with pytest.raises(UserError, match="core 'short' cannot do queries that 2 devices share"):
+    with pytest.raises(
+      UserError, match="core 'short' does not support queries that 2 devices share"
+    ):
       jax.eval_shape(lambda q: cases.make("short")(q, q, q, mask, scale=0.4), q)
 
 
 def test_refusal_of_a_core_is_raised_by_the_model():
-  with pytest.raises(UserError, match="core 'local' cannot do attention without a window"):
+  with pytest.raises(UserError, match="core 'local' does not support attention without a window"):
     jax.eval_shape(build_model(Decoder, "local"), batch("decoder"))
 
 
@@ -129,7 +131,7 @@ def test_every_declared_refusal_of_a_core_is_raised(name):
   assert set(core.refuses) <= set(calls)
   for feature in core.refuses:
     mask, options = calls[feature]
-    with pytest.raises(UserError, match=f"core '{name}' cannot do"):
+    with pytest.raises(UserError, match=f"core '{name}' does not support"):
       core(*cases.qkv(S=20 if feature == "lengths" else None), mask, **options, scale=0.4)
 
 
