@@ -5,8 +5,8 @@ Lan et al. 2020, https://arxiv.org/abs/1909.11942.
 All layers have the same parameters; a published config may have several groups of layers
 (`AlbertVariant`). Token vectors of width 128 are projected to the stack. The second pretraining
 head predicts whether two segments are in order (`config.task.swapped`). GELU is in its tanh form,
-as in the released models; sizes are those of the paper's table 1, with the 12 layers of the
-released xxlarge.
+as in the released models; sizes are from the paper's table 1, with the 12 layers of the released
+xxlarge.
 """
 
 from collections import Counter

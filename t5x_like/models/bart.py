@@ -41,9 +41,6 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A BART or mBART in one of its `VARIANTS`.
-
-  Features and arguments are those of every encoder-decoder.
-  """
+  """A BART or mBART, one of `VARIANTS`, called as every encoder-decoder."""
 
   VARIANTS = VARIANTS

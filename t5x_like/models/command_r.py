@@ -4,7 +4,7 @@ Cohere 2024, model cards of CohereForAI; Aryabumi et al. 2024, arXiv:2405.15032.
 
 Attention and feed-forward layer run in parallel after one LayerNorm without a bias; SwiGLU,
 interleaved rotary positions, no biases, a token table shared with the output, and a factor of the
-logits. Command R+ normalises queries and keys, with scales of every head's own.
+logits. Command R+ normalises queries and keys, with separate scales for each head.
 """
 
 from dataclasses import replace
@@ -58,11 +58,11 @@ class Model(Decoder):
     if self.variant.design.qk_norm:
       attention = self.decoder.blocks.parallel.layer.self_attention
       dims = self.variant.dims
-      for norm, heads, axis in (
-        (attention.q_norm, dims.heads, "heads"),
-        (attention.k_norm, dims.kv_heads, "kv_heads"),
-      ):
-        shape = (self.decoder.repeats, heads, dims.head_dim)
-        norm.scale = nnx.Param(
-          jnp.ones(shape, jnp.float32), axes=("layers", axis, None), unit=(1, 1, 1)
-        )
+      attention.q_norm.scale = self._make_scales(dims.heads, "heads")
+      attention.k_norm.scale = self._make_scales(dims.kv_heads, "kv_heads")
+
+  def _make_scales(self, heads: int, axis: str) -> nnx.Param:
+    """Make the scales of the norms of all layers, [L, heads, H]."""
+    shape = (self.decoder.repeats, heads, self.variant.dims.head_dim)
+    ones = jnp.ones(shape, jnp.float32)
+    return nnx.Param(ones, axes=("layers", axis, None), unit=(1, 1, 1))

@@ -13,7 +13,7 @@ DESIGN = Design(norm="layernorm", norm_epsilon=1e-6, init_stddev=0.02)
 
 
 def _convnext(width, depths, patch=4, resolution=224) -> ConvVariant:
-  widths = tuple(width << n for n in range(len(depths)))
+  widths = tuple(width * 2**stage for stage in range(len(depths)))
   backbone = {"name": "convnext", "patch": patch, "widths": widths, "depths": depths}
   return ConvVariant(
     backbone, widths[-1], DESIGN, resolution, head={"name": "image_classification", "norm": "after"}

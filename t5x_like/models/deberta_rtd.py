@@ -36,7 +36,7 @@ VARIANTS = {
 }
 
 
-class Shifted(nnx.Module):
+class SumOfTables(nnx.Module):
   """The table `stop_gradient(base) + delta`; only the vectors looked up are added."""
 
   def __init__(self, base: nnx.Module, delta: nnx.Module):
@@ -83,7 +83,7 @@ class Model(deberta.Model):
   def discriminate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """Return {"logits": float32 [B, S]}, positive for tokens of the batch judged to be replaced."""
     discriminator = copy.copy(self)
-    discriminator.embed = Shifted(self.generator.embed, self.embed)
+    discriminator.embed = SumOfTables(self.generator.embed, self.embed)
     features = {name: x for name, x in batch.items() if name not in HEAD_POSITIONS}
     return Encoder.outputs(discriminator, features, key)
 

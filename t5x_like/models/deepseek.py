@@ -15,8 +15,13 @@ from t5x_like.nn.feed_forward import Experts
 TOKENS = Tokens(pad=None, start=0, eos=1)
 
 
-def design(latent: dict, experts: Experts, dense_layers: int) -> Design:
-  """Return the design of these sizes."""
+def make_design(latent: dict, experts: Experts, dense_layers: int) -> Design:
+  """Return DeepSeek-V3's design with these sizes of latents and experts.
+
+  Args:
+    latent: the fields of `nn.latent_attention.Latent`.
+    dense_layers: number of first layers without experts.
+  """
   return Design(
     norm="rmsnorm",
     norm_epsilon=1e-6,
@@ -31,8 +36,8 @@ def design(latent: dict, experts: Experts, dense_layers: int) -> Design:
   )
 
 
-def routing(**sizes) -> Experts:
-  """Return DeepSeek-V3's routing with these sizes."""
+def make_experts(**sizes) -> Experts:
+  """Return DeepSeek-V3's mixture of experts with these sizes, fields of `Experts`."""
   published = dict(
     router="sigmoid",
     normalise=True,
@@ -48,9 +53,9 @@ def routing(**sizes) -> Experts:
 VARIANTS = {
   "tiny": Variant(
     Dims(embed=256, heads=4, kv_heads=4, head_dim=48, mlp=512, layers=4),
-    design(
+    make_design(
       dict(rank=64, query_rank=96, rope=16, value=32),
-      routing(experts=8, top_k=2, mlp=128, groups=4, top_groups=2),
+      make_experts(experts=8, top_k=2, mlp=128, groups=4, top_groups=2),
       dense_layers=1,
     ),
     129_280,
@@ -58,9 +63,9 @@ VARIANTS = {
   ),
   "v3": Variant(
     Dims(embed=7168, heads=128, kv_heads=128, head_dim=192, mlp=18_432, layers=61),
-    design(
+    make_design(
       dict(rank=512, query_rank=1536, rope=64, value=128),
-      routing(experts=256, top_k=8, mlp=2048, groups=8, top_groups=4),
+      make_experts(experts=256, top_k=8, mlp=2048, groups=8, top_groups=4),
       dense_layers=3,
     ),
     129_280,
@@ -70,9 +75,6 @@ VARIANTS = {
 
 
 class Model(MultiTokenDecoder):
-  """A DeepSeek in one of its `VARIANTS`.
-
-  Features and arguments are those of every decoder, and `mtp_depth`.
-  """
+  """A DeepSeek in one of its `VARIANTS`, with the features and arguments of `MultiTokenDecoder`."""
 
   VARIANTS = VARIANTS

@@ -8,12 +8,13 @@ the two. Without a teacher, DeiT is the ViT of the same size (`models/vit.py`).
 
 from dataclasses import replace
 
-from t5x_like.architectures.image_encoder import ImageEncoder
+from t5x_like.architectures.image_encoder import ImageEncoder, ImageVariant
 from t5x_like.models import vit
 from t5x_like.nn.dims import Dims
 
 
-def _distill(name: str):
+def _distill(name: str) -> ImageVariant:
+  """Return a variant of ViT with a distillation token and two classifiers."""
   return replace(vit.VARIANTS[name], class_tokens=2, head="distillation")
 
 
@@ -27,9 +28,6 @@ VARIANTS = {
 
 
 class Model(ImageEncoder):
-  """A distilled DeiT in one of its `VARIANTS`.
-
-  Features and arguments are those of every image encoder.
-  """
+  """A DeiT in one of its `VARIANTS`, with the features and arguments of every image encoder."""
 
   VARIANTS = VARIANTS

@@ -29,7 +29,7 @@ def _discriminator(embed, mlp, heads, layers, table=None) -> Variant:
   return Variant(dims, bert.DESIGN, 30522, bert.TOKENS, types=2, embed=table, head="discriminator")
 
 
-def generator(variant: Variant, size: float) -> Variant:
+def derive_generator(variant: Variant, size: float) -> Variant:
   """Derive the generator of a discriminator.
 
   It has `size` times the discriminator's width, with heads of the same width.
@@ -45,9 +45,10 @@ def generator(variant: Variant, size: float) -> Variant:
       "generator of width 1"
     )
   heads = max(1, D // dims.head_dim)
-  table = variant.embed or dims.embed
+  table_width = variant.embed or dims.embed
   dims = Dims(D, heads, heads, D // heads, round(dims.mlp * size), dims.layers)
-  return replace(variant, dims=dims, embed=None if table == D else table, head="mlm")
+  embed = None if table_width == D else table_width
+  return replace(variant, dims=dims, embed=embed, head="mlm")
 
 
 VARIANTS = {
@@ -63,9 +64,11 @@ GENERATOR_SIZES = {
   "electra-base": 1 / 3,
   "electra-large": 1 / 4,
 }
-GENERATORS = {name: generator(variant, GENERATOR_SIZES[name]) for name, variant in VARIANTS.items()}
+GENERATORS = {
+  name: derive_generator(variant, GENERATOR_SIZES[name]) for name, variant in VARIANTS.items()
+}
 # The generator released with electra-small, as wide as its discriminator.
-GENERATORS["electra-small-released"] = generator(VARIANTS["electra-small"], 1)
+GENERATORS["electra-small-released"] = derive_generator(VARIANTS["electra-small"], 1)
 
 
 class Discriminator(Encoder):
@@ -104,11 +107,11 @@ class Model(Encoder):
     head: Literal["discriminator"] | None = None,
     **options,
   ):
-    size = (
-      generator_size or (GENERATOR_SIZES.get(variant) if isinstance(variant, str) else None) or 0.5
-    )
     super().__init__(rngs, variant=variant, head=head, **options)
-    self.generator = Generator(rngs, variant=generator(self.variant, size), **options)
+    if generator_size is None:
+      generator_size = GENERATOR_SIZES.get(variant, 0.5) if isinstance(variant, str) else 0.5
+    generator_variant = derive_generator(self.variant, generator_size)
+    self.generator = Generator(rngs, variant=generator_variant, **options)
     del self.generator.embed
     self.generator.inputs = self.generator.inputs.project
 
@@ -136,7 +139,8 @@ class Model(Encoder):
     Returns:
       {"logits": `VocabularyLogits` [B, S, V]}, or [B, K, V] at masked positions.
     """
-    return self.networks()[0].outputs(batch, key)
+    generator, _ = self.networks()
+    return generator.outputs(batch, key)
 
   def networks(self) -> tuple[Generator, Discriminator]:
     """Return both networks as separate models, to fine-tune or save.

@@ -3,7 +3,7 @@
 Attention and feed-forward layer run in parallel; LayerNorm, GELU, rotary positions, no biases, a
 token table shared with the output. 7B has one norm for both and a single key/value head; 40B and
 180B have a norm each and eight key/value heads. Falcon RW has ALiBi (Penedo et al. 2023,
-arXiv:2306.01116), biases and a layer without parallel parts, as GPT.
+arXiv:2306.01116) and biases, and its sublayers follow each other as in GPT.
 """
 
 from dataclasses import replace

@@ -13,6 +13,7 @@ from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.models import gemma2
 from t5x_like.nn.dims import Dims
 
+# position schemes
 LOCAL = {"name": "rope", "theta": 1e4}
 GLOBAL = {"name": "rope", "theta": 1e6}
 STRETCHED = GLOBAL | {"linear": {"factor": 8.0}}
@@ -20,20 +21,20 @@ DESIGN = replace(gemma2.DESIGN, qk_norm=True, softcap=None, logits_softcap=None)
 GLOBAL_EVERY = 6
 
 
-def with_windows(design: Design, layers: int, window: int | None, full: dict) -> Design:
-  """Return the design with its windows and positions.
+def with_windows(design: Design, layers: int, window: int | None, global_position: dict) -> Design:
+  """Return the design with the windows and positions of local and global layers.
 
   The pattern need not end with the last layer.
 
   Args:
     layers: the number of layers.
     window: the window of local layers.
-    full: the positions of the other layers.
+    global_position: the position scheme of global layers.
   """
   period = GLOBAL_EVERY if layers % GLOBAL_EVERY == 0 else layers
   is_local = [(layer + 1) % GLOBAL_EVERY != 0 for layer in range(period)]
   windows = tuple(window if local else None for local in is_local)
-  position = tuple(LOCAL if local else full for local in is_local)
+  position = tuple(LOCAL if local else global_position for local in is_local)
   return replace(design, windows=windows, position=position)
 
 
@@ -45,11 +46,12 @@ def _gemma3(
   head_dim,
   layers,
   window,
-  full=STRETCHED,
+  global_position=STRETCHED,
   scalar=256,
   vocab_size=262_208,
 ):
-  design = with_windows(replace(DESIGN, attention_scale=scalar**-0.5), layers, window, full)
+  design = replace(DESIGN, attention_scale=scalar**-0.5)
+  design = with_windows(design, layers, window, global_position)
   return Variant(
     Dims(embed, heads, kv_heads, head_dim, mlp, layers),
     design,

@@ -25,8 +25,8 @@ LLAMA2 = Design(
   init_stddev=0.02,
   tied=False,
 )
-STRETCHED = {"factor": 8.0, "low": 1.0, "high": 4.0, "original_length": 8192}
-LLAMA3_1 = replace(LLAMA2, position={"name": "rope", "theta": 5e5, "llama3": STRETCHED})
+LLAMA3_SCALING = {"factor": 8.0, "low": 1.0, "high": 4.0, "original_length": 8192}
+LLAMA3_1 = replace(LLAMA2, position={"name": "rope", "theta": 5e5, "llama3": LLAMA3_SCALING})
 MISTRAL = replace(LLAMA2, windows=(4096,))
 MISTRAL_V0_2 = replace(LLAMA2, position={"name": "rope", "theta": 1e6})
 TOKENS = Tokens(pad=0, start=1, eos=2)  # published without padding: id 0 is the unknown piece
@@ -40,8 +40,8 @@ def _llama(design, embed, mlp, heads, kv_heads, layers, vocab_size=32000, tokens
 
 # Id 0 is "!" in Llama 3: pack sequences of the published tokenizer, or pad them with an id they do
 # not use.
-TOKENS3 = Tokens(pad=None, start=128_000, eos=128_001)
-_llama3 = partial(_llama, LLAMA3_1, vocab_size=128_256, tokens=TOKENS3)
+LLAMA3_TOKENS = Tokens(pad=None, start=128_000, eos=128_001)
+_llama3 = partial(_llama, LLAMA3_1, vocab_size=128_256, tokens=LLAMA3_TOKENS)
 
 VARIANTS = {
   #                              embed    mlp heads kv layers

@@ -17,6 +17,7 @@ from t5x_like.architectures.encoder import Encoder
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.norm import Identity
 
+# position schemes
 GLOBAL = {"name": "rope", "theta": 160_000.0}
 LOCAL = {"name": "rope", "theta": 10_000.0}
 DESIGN = Design(
@@ -58,15 +59,15 @@ class Model(Encoder):
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     self.variant = replace(
-      self.variant, design=every_layer(self.variant.design, self.variant.dims.layers)
+      self.variant, design=expand_pattern(self.variant.design, self.variant.dims.layers)
     )
     super().build(rngs, **options)
     first = self.encoder.blocks.names[0]
     getattr(self.encoder.blocks, first).in_norm = Identity()
 
 
-def every_layer(design: Design, layers: int) -> Design:
-  """Spell out the design's windows and positions for every layer."""
+def expand_pattern(design: Design, layers: int) -> Design:
+  """Repeat the design's windows and positions until there is one for every layer."""
   position = design.position if isinstance(design.position, tuple) else (design.position,)
   return replace(
     design,

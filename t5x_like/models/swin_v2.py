@@ -45,9 +45,6 @@ VARIANTS = {
 
 
 class Model(WindowEncoder):
-  """A Swin Transformer V2 in one of its `VARIANTS`.
-
-  Features and arguments are those of `models/swin.py`.
-  """
+  """A Swin Transformer V2 in one of its `VARIANTS`, with the arguments of `swin.Model`."""
 
   VARIANTS = VARIANTS

@@ -22,10 +22,9 @@ from t5x_like.nn.feed_forward import Experts
 ROUTING = Experts(top_k=1, normalise=False, jitter=0.01, balance_loss=0.01, z_loss=0.0)
 
 
-def _switch(embed, mlp, heads, layers, experts, **changes) -> Variant:
-  design = replace(
-    V1_0, experts=replace(ROUTING, experts=experts), **{"experts_every": 2, **changes}
-  )
+def _switch(embed, mlp, heads, layers, experts, experts_every=2, **changes) -> Variant:
+  routing = replace(ROUTING, experts=experts)
+  design = replace(V1_0, experts=routing, experts_every=experts_every, **changes)
   return Variant(Dims(embed, heads, heads, 64, mlp, layers), design, vocab_size=32128)
 
 
@@ -47,9 +46,6 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A Switch Transformer in one of its `VARIANTS`.
-
-  Features and arguments are those of every encoder-decoder.
-  """
+  """A Switch Transformer in one of its `VARIANTS`, called as every encoder-decoder."""
 
   VARIANTS = VARIANTS

@@ -55,9 +55,6 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A Transformer in one of its `VARIANTS`.
-
-  Features and arguments are those of every encoder-decoder.
-  """
+  """A Transformer in one of its `VARIANTS`, called as every encoder-decoder."""
 
   VARIANTS = VARIANTS

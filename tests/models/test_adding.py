@@ -147,7 +147,7 @@ def test_core_can_be_added_by_one_file(toys):
   assert not np.allclose(squared, linear)
   encoder_model = make_model(design={"core": {"encoder": "toy"}})
   assert encoder_model.encoder.blocks.self_attention.layer.core.name == "toy"
-  with refuses("attention core 'toy' cannot do a position bias on the logits"):
+  with refuses("attention core 'toy' does not support a position bias on the logits"):
     run(make_model(design={"core": "toy", "position": "alibi"}))
 
 

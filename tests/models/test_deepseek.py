@@ -30,8 +30,10 @@ from t5x_like.training.step import make_step
 from tests.models import families
 
 LATENT = dict(rank=6, query_rank=4, rope=2, value=3)
-ROUTING = deepseek.routing(experts=8, top_k=2, mlp=12, groups=4, top_groups=2, bias_rate=0.125)
-SMALL = Variant(Dims(16, 4, 4, 8, 24, 3), deepseek.design(LATENT, ROUTING, 1), 64, deepseek.TOKENS)
+ROUTING = deepseek.make_experts(experts=8, top_k=2, mlp=12, groups=4, top_groups=2, bias_rate=0.125)
+SMALL = Variant(
+  Dims(16, 4, 4, 8, 24, 3), deepseek.make_design(LATENT, ROUTING, 1), 64, deepseek.TOKENS
+)
 BALANCE = "decoder/rest/blocks/moe/layer/router/balance"
 
 

@@ -145,7 +145,7 @@ def test_networks_of_electra_share_their_input_layers(variant):
 @pytest.mark.parametrize("size", [0.0001, 1e-300])
 def test_a_generator_without_width_is_refused(size):
   with pytest.raises(UserError, match="config.model.generator_size: found"):
-    electra.generator(electra.VARIANTS["electra-small"], size)
+    electra.derive_generator(electra.VARIANTS["electra-small"], size)
 
 
 def test_generators_have_the_papers_sizes():

@@ -178,7 +178,7 @@ def test_bad_sizes_are_refused(family, changes, words):
   "position, words",
   [
     ("learned_2d", ("patch_position: found 'learned_2d'", "only 'none' or 'learned_1d'")),
-    ("learned_1d", ("resolution: found 11, no multiple of the patch's 2",)),
+    ("learned_1d", ("resolution: found 11 with positions at patches of 2 pixels",)),
   ],
 )
 def test_positions_of_patches_that_hugging_face_lacks_are_refused(position, words):
