@@ -104,7 +104,7 @@ def _convert(args, overrides: list[str]) -> None:
   abstract = params.named_params(parts.model)
   step = 0 if args.fresh else t5x.read_step(checkpoint) or 0
   named = {"step": jax.device_put(np.int32(step), parts.rules.replicated)}
-  for name, array in t5x.parameters(checkpoint, parts.model):
+  for name, array in t5x.read_parameters(checkpoint, parts.model):
     named[f"params/{name}"] = jax.device_put(array, parts.rules.sharding(abstract[name].axes))
   if keeps_optimizer:
     named |= _convert_optimizer_state(checkpoint, parts, step, scale)
@@ -145,7 +145,7 @@ def _convert_optimizer_state(checkpoint, parts, step: int, scale: float) -> dict
   count_sharding = optimizer_state["adafactor/count"].sharding
   named["adafactor/count"] = jax.device_put(np.int32(step), count_sharding)
   shapes = {name: leaf.shape for name, leaf in optimizer_state.items()}
-  for name, array in t5x.second_moments(checkpoint, parts.model, shapes, scale):
+  for name, array in t5x.read_second_moments(checkpoint, parts.model, shapes, scale):
     named[name] = jax.device_put(array, optimizer_state[name].sharding)
   return named
 

@@ -120,7 +120,7 @@ class Fields:
     return table[value]
 
   def require(self, name: str, *allowed: Any) -> None:
-    """Refuse a field that is there with another value than these."""
+    """Raise UserError if a field is present with a value that is not allowed."""
     self._unused.discard(name)
     if name in self.values and self.values[name] not in allowed:
       raise self.refusal(name, self.values[name], " or ".join(map(repr, allowed)))
@@ -158,9 +158,7 @@ class Fields:
       return
     _warned.add((self.origin, *names))
     fields = ", ".join(map(quote_name, names))
-    _log.warning(
-      "%s: passed over %s, which cannot change what the model computes", self.origin, fields
-    )
+    _log.warning("%s: ignored %s, which cannot change what the model computes", self.origin, fields)
 
   def refusal(self, name: str, value: Any, expected: str) -> UserError:
     """Return the error for a field whose value no model here has."""

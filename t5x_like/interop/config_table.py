@@ -16,8 +16,8 @@ from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.field_types import TYPES
 from t5x_like.interop.tensor_mapping import TensorMapping, TensorTable
 from t5x_like.interop.variant_paths import (
+  canonical_attributes,
   complete_dims,
-  function_of,
   get_attribute,
   is_same,
   replace_attributes,
@@ -124,8 +124,8 @@ class Constant(Entry):
     return {self.name: self.value}
 
 
-class Written(Entry):
-  """A field that is written with the same value in all models, and that reading ignores."""
+class WriteOnly(Entry):
+  """A field that is written with the same value in all models and ignored on reading."""
 
   def __init__(self, name: str, value: Any):
     self.name = name
@@ -140,7 +140,7 @@ class Written(Entry):
 
 
 class Required(Entry):
-  """A field that may be there only with one of some values, and is not written."""
+  """A field that is not written and, if present, must have one of some values."""
 
   def __init__(self, name: str, *values: Any):
     self.name = name
@@ -231,8 +231,8 @@ class Section(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class Composed(Entry):
-  """Fields that only functions can translate.
+class Custom(Entry):
+  """Fields that functions translate.
 
   Attributes:
     read_values: returns values of attributes, as `Entry.read`; by default none.
@@ -251,13 +251,13 @@ class Composed(Entry):
 
 @dataclasses.dataclass(frozen=True)
 class ModelType:
-  """A model type of the library: its config and its tensors.
+  """A model type of `transformers`: its config and its tensors.
 
   Attributes:
     name: the value of `model_type`.
     class_name: the class in `architectures` of a written config; "" if an entry writes it.
     model_class: our class.
-    base: a design or a variant of the type; attributes that no entry sets are as in this one.
+    base: a design or a variant of the type, from which attributes that no entry sets are taken.
     entries: the fields of the config.
     tensors: the tensors, as a table or a function that maps them.
     tied: the name of a tensor that a file may contain -> the tensor that it repeats, in models
@@ -302,12 +302,15 @@ class ModelType:
 
   def assemble(self, values: dict[str, Any]) -> Any:
     """Return the base with attributes replaced by path, and with complete sizes."""
-    changes = {path: value for path, value in values.items() if "dims." not in path}
-    for stack in {path.partition("dims.")[0] for path in values if "dims." in path}:
-      names = {path: path.removeprefix(f"{stack}dims.") for path in values}
-      sizes = {
-        name: values[path] for path, name in names.items() if path.startswith(f"{stack}dims.")
-      }
+    changes = {}
+    sizes_by_stack: dict[str, dict[str, Any]] = {}  # keys such as "text.", "" for the only stack
+    for path, value in values.items():
+      stack, separator, size_name = path.partition("dims.")
+      if separator:
+        sizes_by_stack.setdefault(stack, {})[size_name] = value
+      else:
+        changes[path] = value
+    for stack, sizes in sizes_by_stack.items():
       dims = complete_dims(sizes)
       changes[f"{stack}dims"] = dims
       _inherit_sizes(changes, dims)
@@ -348,8 +351,8 @@ class ModelType:
       tensor_names |= entry.tensor_names(variant)
     fields = Fields(values, f"a config of {self.name}", tensor_names)
     with refuse_contradictory_sizes(fields.origin):
-      expected = function_of(self.read_variant(fields))
-    for path, value in function_of(variant).items():
+      expected = canonical_attributes(self.read_variant(fields))
+    for path, value in canonical_attributes(variant).items():
       if not self._is_free(path) and not is_same(value, expected.get(path)):
         raise UserError(
           f"{path} is {get_attribute(variant, path)!r}; {self.name} supports only "
@@ -375,7 +378,7 @@ class ModelType:
 
 
 def _inherit_sizes(changes: dict[str, Any], dims: Dims) -> None:
-  """Replace sizes of a decoder and of a token table that are the stack's own by None."""
+  """Replace sizes of a decoder and of a token table that equal the stack's by None."""
   inherited = {"embed": dims.embed, "decoder_heads": dims.heads, "decoder_mlp": dims.mlp}
   for path, size in inherited.items():
     if changes.get(path) == size:

@@ -196,12 +196,13 @@ def write_layer_types(variant: Variant) -> dict[str, list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class RoutedExperts(Entry):
-  """The number of experts, and of those that each token uses; with defaults.
+  """The number of experts, and the number of experts that each token uses.
 
   A token uses two or more, since a single normalised gate would be constant.
 
   Attributes:
-    older_name: another name of the first field, which is written too.
+    experts, top_k: the defaults of both numbers.
+    older_name: another name of the field with the number of experts, which is written too.
   """
 
   experts: int
@@ -229,14 +230,14 @@ class RoutedExperts(Entry):
 
 @dataclasses.dataclass(frozen=True)
 class Unquantized(Entry):
-  """The refusal of quantized files, with advice on how to get others."""
+  """The refusal of quantized files, with advice on how to get unquantized ones."""
 
   advice: str
 
   def read(self, fields: Fields) -> dict[str, Any]:
     if fields.take("quantization_config", None):
       raise UserError(
-        f"{fields.origin}: field 'quantization_config' is there, expected none: {self.advice}"
+        f"{fields.origin}: found field 'quantization_config', expected none: {self.advice}"
       )
     return {}
 
@@ -287,9 +288,10 @@ def require_rope(position: str | dict | tuple) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class RopeByType:
-  """The rotary positions of layers with and without a window, with default bases.
+  """The rotary positions of layers with and without a window ("local" and "full" layers).
 
   Attributes:
+    local, full: the default bases of both types of layer.
     local_name: the field for the local base in files from before version 5, where `rope_scaling`
       applies only to the full layers.
   """
@@ -299,7 +301,7 @@ class RopeByType:
   local_name: str = "rope_theta"
 
   def read(self, fields: Fields) -> tuple[dict, dict]:
-    """Return (the positions of layers with a window, those of layers without)."""
+    """Return the positions of local layers and the positions of full layers."""
     parameters = fields.take("rope_parameters", {})
     if set(parameters) - set(LAYER_TYPES):
       expected = f"an object for each of {' and '.join(LAYER_TYPES)}"
@@ -319,7 +321,7 @@ class RopeByType:
     return local_rope, read_rope(Fields(full_fields, fields.origin))
 
   def write(self, variant: Variant) -> dict[str, Any]:
-    """Return the fields of both, from the first layer of each type."""
+    """Return the fields of both types of layer, from the first layer of each."""
     design = variant.design
     positions = design.position if isinstance(design.position, tuple) else (design.position,)
     parameters: dict[str, dict] = {}
@@ -483,20 +485,20 @@ def _write_rope_scaling(position: dict[str, Any]) -> dict[str, Any]:
     return {"rope_type": "linear", **position["linear"]}
   if position.get("llama3"):
     defaults = {"factor": 8.0, "low": 1.0, "high": 4.0, "original_length": 8192}
-    return {"rope_type": "llama3", **_to_parameters(_LLAMA3, defaults | position["llama3"])}
+    return {"rope_type": "llama3", **_rename_arguments(_LLAMA3, defaults | position["llama3"])}
   if position.get("yarn"):
-    return {"rope_type": "yarn", **_to_parameters(_YARN, position["yarn"])}
+    return {"rope_type": "yarn", **_rename_arguments(_YARN, position["yarn"])}
   if position.get("dynamic"):
     scaling = {"rope_type": "dynamic", **position["dynamic"]}
     scaling[_ORIGINAL_LENGTH] = scaling.pop("original_length")
     return scaling
   if position.get("longrope"):
-    return {"rope_type": "longrope", **_to_parameters(_LONG_ROPE, position["longrope"])}
+    return {"rope_type": "longrope", **_rename_arguments(_LONG_ROPE, position["longrope"])}
   return {"rope_type": "default"}
 
 
-def _to_parameters(table: dict[str, str], arguments: dict[str, Any]) -> dict[str, Any]:
-  """Return the arguments that are given, under the names of a config's parameters."""
+def _rename_arguments(table: dict[str, str], arguments: dict[str, Any]) -> dict[str, Any]:
+  """Return the arguments under the names of a config's parameters."""
   return {name: arguments[argument] for name, argument in table.items() if argument in arguments}
 
 

@@ -1,6 +1,7 @@
 """Entries of config tables and tables of tensors that BERT and its descendants share.
 
-These are the sizes, special tokens, and the class, with a table of heads for each family.
+Each family adds a table of its heads: a Hugging Face class such as `BertForMaskedLM` is a body with
+one head.
 """
 
 import dataclasses
@@ -12,8 +13,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
   Constant,
+  Custom,
   Entry,
   Field,
   Ignored,
@@ -31,23 +32,24 @@ ACTIVATIONS = {
   "silu": "silu",
   "swish": "silu",
 }
+# buffers of older versions
 IGNORED_SUFFIXES = (
   "embeddings.position_ids",
   "embeddings.token_type_ids",
-)  # buffers of older versions
+)
 _TRAINING_ARGUMENTS = ("choices", "dropout")  # arguments of heads that matter only in training
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """A class of a family.
+  """A head of a family, and the Hugging Face class that has it.
 
   Attributes:
     task: suffix of the class's name, such as "ForMaskedLM"; "Model" for the body alone, whose
       tensors have no prefix.
     name: the name of our head.
-    tensors: name in the library -> path within our head: linear layers, norms, or single tensors
-      that end in "bias".
+    tensors: name of a module in the file -> path within our head: linear layers, norms, or single
+      tensors that end in "bias".
     arguments: the arguments of our head, except for the number of labels.
   """
 
@@ -65,7 +67,7 @@ class Head:
     return {"name": self.name, **arguments} if arguments else self.name
 
   def is_complete(self, tensor_names: set[str]) -> bool:
-    """Return whether all tensors of the head are there."""
+    """Return whether a file with these tensors has all tensors of the head."""
     return all(name in tensor_names or f"{name}.weight" in tensor_names for name in self.tensors)
 
 
@@ -96,18 +98,23 @@ def read_head(
   Raises:
     UserError: the class is not among `heads`.
   """
-  class_name = (fields.values.get("architectures") or [None])[0]
+  class_names = fields.values.get("architectures")
+  class_name = class_names[0] if class_names else None
   candidates = [head for head in heads if class_name in (None, prefix + head.task)]
   if not candidates:
-    class_names = dict.fromkeys(prefix + head.task for head in heads)
-    raise fields.refusal("architectures", class_name, " or ".join(class_names))
+    expected = dict.fromkeys(prefix + head.task for head in heads)
+    raise fields.refusal("architectures", class_name, " or ".join(expected))
   complete = [head for head in candidates if head.is_complete(tensor_names)]
-  return (complete or candidates)[0].spec(count_labels(fields))
+  head = complete[0] if complete else candidates[0]
+  return head.spec(count_labels(fields))
 
 
 def count_labels(fields: Fields) -> int:
-  """Return the number of classes in a config."""
-  return len(fields.values.get("id2label") or {}) or fields.values.get("num_labels") or 2
+  """Return the number of classes in a config, 2 by default."""
+  names = fields.values.get("id2label")
+  if names:
+    return len(names)
+  return fields.values.get("num_labels") or 2
 
 
 def read_special_tokens(fields: Fields, default: Tokens) -> Tokens:
@@ -132,12 +139,12 @@ class SpecialTokens(Entry):
 
   Args:
     tokens: the ids in configs without the fields. A null padding id means none.
-    written: the fields with which configs are written.
+    names: the fields to write, besides `pad_token_id`.
   """
 
-  def __init__(self, tokens: Tokens, *written: str):
+  def __init__(self, tokens: Tokens, *names: str):
     self.tokens = tokens
-    self.written = ("pad_token_id", *written)
+    self.names = ("pad_token_id", *names)
 
   def read(self, fields: Fields) -> dict[str, Any]:
     return {"tokens": read_special_tokens(fields, self.tokens)}
@@ -151,11 +158,11 @@ class SpecialTokens(Entry):
       "eos_token_id": tokens.eos,
       "sep_token_id": tokens.eos,
     }
-    return {name: ids[name] for name in self.written}
+    return {name: ids[name] for name in self.names}
 
 
 class Classes(Entry):
-  """The class of the model, in `architectures`, which has one of a family's heads.
+  """The field `architectures`, whose class name stands for one of a family's heads.
 
   Args:
     prefix: the prefix of the family's class names, such as "Bert".
@@ -172,12 +179,12 @@ class Classes(Entry):
   def write(self, variant: Any) -> dict[str, Any]:
     head = find_head(variant, self.heads, self.prefix)
     labels = complete_spec(variant.head).get("labels", 2)
-    names_of_labels = {} if labels == 2 else label_fields(labels)
-    return {"architectures": [self.prefix + head.task], **names_of_labels}
+    labels_of_classes = {} if labels == 2 else label_fields(labels)
+    return {"architectures": [self.prefix + head.task], **labels_of_classes}
 
 
 class TokenTypes(Field):
-  """The number of token types, of which there is at least one in written configs."""
+  """The number of token types; a variant without any cannot be written."""
 
   def write(self, variant: Variant) -> dict[str, Any]:
     if not variant.types:
@@ -193,7 +200,7 @@ def _write_initializer(variant: Variant) -> dict[str, Any]:
   return {"initializer_range": variant.design.init_stddev or 0.02}
 
 
-INITIALIZER = Composed(_read_initializer, _write_initializer)
+INITIALIZER = Custom(_read_initializer, _write_initializer)
 SIZES = (
   Field("vocab_size", "vocab_size"),
   Field("hidden_size", "dims.embed"),
@@ -213,13 +220,13 @@ BODY = (
   DROPOUT_RATES,
 )
 ACTIVATION = Choice("hidden_act", "design.activation", ACTIVATIONS, default="gelu")
-# for families with heads that support no other
+# for families whose heads support no other activation
 EXACT_GELU = Choice("hidden_act", "design.activation", {"gelu": "gelu"}, default="gelu")
-# arguments of `ModelType`
+# Keyword arguments of `ModelType`.
 FILES = dict(
   ignored_suffixes=IGNORED_SUFFIXES,
   body_prefix=None,
-  # encoders' heads do not read these
+  # the heads of encoders do not read these fields
   free=("design.tied", "design.logits_softcap", "design.logits_bias"),
 )
 
@@ -280,13 +287,13 @@ POOLER = ("pooler.dense.weight", "pooler.dense.bias", "pooler.weight", "pooler.b
 
 @dataclasses.dataclass(frozen=True)
 class EncoderTensors:
-  """The tensors of a family, a function that maps those of a body and of its head.
+  """A function that maps the tensors of a family: of the body and of the model's head.
 
   Attributes:
     prefix: the prefix of the body's tensors in all classes but "Model", such as "bert".
     heads: the heads of the family's classes.
     body: the tensors of the body, without the prefix.
-    unread: tensors of the body that some classes have and do not use.
+    unread: tensors of the body that some files contain and their classes do not use.
   """
 
   prefix: str

@@ -1,7 +1,7 @@
 """Read the generation settings of a published model as options of `predict`, and write them.
 
-How tokens are drawn (`do_sample`, `temperature`, `top_k`, …) is the reader's choice and not read: a
-prediction is the same every time unless the user chooses to draw.
+Settings of sampling (`do_sample`, `temperature`, `top_k`, …) are not read: a prediction is the same
+every time unless the user chooses to sample.
 """
 
 import json
@@ -15,8 +15,7 @@ from t5x_like.interop.field_types import Count, Counts, Factor
 from t5x_like.slots import Condition
 
 FILE = "generation_config.json"
-# options that draw tokens
-_DRAWS = {"samples", "seed", "temperature", "top_k", "top_p", "min_p", "typical_p"}
+_SAMPLING_OPTIONS = {"samples", "seed", "temperature", "top_k", "top_p", "min_p", "typical_p"}
 _Sequences = Annotated[
   list,
   Condition("lists of ids", lambda lists: all(ids and slots.fits(ids, Counts) for ids in lists)),
@@ -119,16 +118,17 @@ def _first_generation(evals: Mapping[str, Mapping[str, Any]]) -> Mapping[str, An
 
 
 def merge_options(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-  """Complete given options with a model's settings where these do not contradict them.
+  """Return the user's options, completed by a model's settings that do not contradict them.
 
-  A model's beams give way to draws, and to beams, samples or a penalty among the given options.
+  The model's beams are left out if the options sample or have one beam, and the settings of its
+  beams if the options have a length penalty.
 
   Args:
     settings: the options in a model's settings.
-    options: the given options.
+    options: the user's options.
   """
   defaults = {name: value for name, value in settings.items() if name not in options}
-  if _DRAWS & options.keys() or options.get("beams") == 1:
+  if _SAMPLING_OPTIONS & options.keys() or options.get("beams") == 1:
     defaults.pop("beams", None)
   if "length_penalty" in options or (defaults | dict(options)).get("beams", 1) == 1:
     defaults.pop("length_power", None)

@@ -7,7 +7,6 @@ read back as the same model.
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from t5x_like.files.file_names import quote_name
 from t5x_like.files.gguf_file import GgufFile
 from t5x_like.nn.positions.rope import Llama3Scaling
 
-ARCHITECTURE = "general.architecture"
+ARCHITECTURE_KEY = "general.architecture"
 ROPE_FACTORS = "rope_freqs.weight"  # the tensor of Llama 3's scaling of rotary positions
 
 _LLAMA3 = {
@@ -25,8 +24,7 @@ _LLAMA3 = {
   "high_freq_factor": 4.0,
   "original_max_position_embeddings": 8192,
 }
-_NO_TENSORS: Mapping[str, Any] = MappingProxyType({})
-# Keys of every architecture, without its name: the field of the same value.
+# Key of the metadata, without the architecture's name -> the field of a config with the same value.
 _SIZES = {
   "context_length": "max_position_embeddings",
   "embedding_length": "hidden_size",
@@ -43,11 +41,15 @@ _CAPS = {
   "attn_logit_softcapping": "attn_logit_softcapping",
   "final_logit_softcapping": "final_logit_softcapping",
 }
-# Keys that are checked against others, or that other functions read.
-_CHECKED = ("attention.value_length", "rope.dimension_count", "rope.scaling.type")
-_SCALING = ("rope.scaling.factor", "rope.scaling.original_context_length")
-# Keys that do not change the model, or only with other values.
+_HEAD_WIDTHS = ("attention.value_length", "rope.dimension_count")  # must equal `head_dim`
+_SCALING = (
+  "rope.scaling.type",
+  "rope.scaling.factor",
+  "rope.scaling.original_context_length",
+)
+# Keys that do not change the model.
 _IGNORED = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
+# Keys that do not change the model if they have one of these values; others are refused.
 _REQUIRED = {
   "expert_count": (0,),
   "expert_used_count": (0,),
@@ -92,8 +94,9 @@ class Architecture:
     permutes_heads: whether the rows of queries and keys are stored in llama.cpp's order, in which
       the channels that rotate together are neighbours.
     shifts_norms: whether 1 is added to the scales of norms.
-    large_layers: the number of layers of the model whose attention is scaled by the width of the
-      stream instead of a head's; llama.cpp knows it by this number.
+    num_layers_of_27b: the number of layers of the size 27B, whose attention is scaled by
+      1/sqrt(hidden_size / heads) instead of 1/sqrt(head_dim). Files do not state the scale;
+      llama.cpp recognises the size by this number. None for architectures without such a size.
   """
 
   name: str
@@ -103,7 +106,7 @@ class Architecture:
   layer: Mapping[str, str]
   permutes_heads: bool = False
   shifts_norms: bool = False
-  large_layers: int | None = None
+  num_layers_of_27b: int | None = None
 
 
 ARCHITECTURES = {
@@ -119,7 +122,7 @@ ARCHITECTURES = {
       {},
       _GEMMA_LAYER,
       shifts_norms=True,
-      large_layers=46,
+      num_layers_of_27b=46,
     ),
     Architecture(
       "gemma3",
@@ -132,24 +135,28 @@ ARCHITECTURES = {
       {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
       _GEMMA_LAYER,
       shifts_norms=True,
-      large_layers=62,
+      num_layers_of_27b=62,
     ),
   )
 }
 
 
 def find_architecture(metadata: Mapping[str, Any], path: str) -> Architecture:
-  """Return the architecture of a file; raise UserError if there is no family of it here."""
+  """Return the architecture of a file.
+
+  Raises:
+    UserError: the file holds no model, or no family here has its architecture.
+  """
   kind = metadata.get("general.type", "model")
   if kind != "model":
     raise UserError(
       f"{path}: general.type is {quote_name(kind)}, expected 'model'; give the file of the model"
     )
-  name = metadata.get(ARCHITECTURE)
+  name = metadata.get(ARCHITECTURE_KEY)
   if not isinstance(name, str) or name not in ARCHITECTURES:
     suggestion = did_you_mean(str(name), ARCHITECTURES)
     raise UserError(
-      f"{path}: {ARCHITECTURE} is {quote_name(name)}, expected one of "
+      f"{path}: {ARCHITECTURE_KEY} is {quote_name(name)}, expected one of "
       f"{', '.join(ARCHITECTURES)}{suggestion}; convert the original Hugging Face model instead"
     )
   return ARCHITECTURES[name]
@@ -165,21 +172,24 @@ def read_config(file: GgufFile) -> dict[str, Any]:
   if ROPE_FACTORS in file.tensors:
     rope_factors = file.read(ROPE_FACTORS)
   shapes = {name: info.shape for name, info in file.tensors.items()}
-  return config_of(file.metadata, shapes, rope_factors, file.path)
+  return translate_metadata(file.metadata, shapes, rope_factors, file.path)
 
 
-def config_of(
+def translate_metadata(
   metadata: Mapping[str, Any],
   shapes: Mapping[str, tuple[int, ...]],
   rope_factors: np.ndarray | None,
   path: str,
 ) -> dict[str, Any]:
-  """Return a `config.json` as `read_config`, from the parts of a file.
+  """Return the content of the `config.json` that describes the same model.
 
   Args:
-    shapes: the shapes of the tensors by name.
-    rope_factors: the tensor `rope_freqs.weight`, if there is one.
+    metadata: the metadata of a GGUF file.
+    shapes: the shapes of its tensors by name.
+    rope_factors: its tensor `rope_freqs.weight`, if it has one.
     path: the file, for messages.
+  Raises:
+    UserError: as `read_config`.
   """
   architecture = find_architecture(metadata, path)
   prefix = f"{architecture.name}."
@@ -192,18 +202,7 @@ def config_of(
   for key, field in architecture.keys.items():
     if key in values:
       config[field] = values[key]
-  if not isinstance(config.get("num_attention_heads"), int):
-    raise UserError(
-      f"{path}: {prefix}attention.head_count is {quote_name(config.get('num_attention_heads'))}, "
-      "expected a number; no model here has layers with different numbers of heads"
-    )
-  config.setdefault("head_dim", _default_head_dim(config))
-  for key in ("attention.value_length", "rope.dimension_count"):
-    if values.get(key, config["head_dim"]) != config["head_dim"]:
-      raise UserError(
-        f"{path}: {prefix}{key} is {quote_name(values[key])}, expected {config['head_dim']}, the "
-        "width of a head; no model here computes that"
-      )
+  _complete_head_dim(config, values, f"{path}: {prefix}")
   embeddings = shapes.get("token_embd.weight")
   if embeddings is not None:
     config["vocab_size"] = embeddings[0]
@@ -212,16 +211,41 @@ def config_of(
     config["attention_bias"] = "blk.0.attn_q.bias" in shapes
   if architecture.name == "llama":
     config["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
-  if architecture.large_layers is not None:
+  if architecture.num_layers_of_27b is not None:
     config["query_pre_attn_scalar"] = _attention_width(config, architecture)
-  scaling = _read_scaling(values, rope_factors, f"{path}: {prefix}")
+  scaling = _read_scaling(values, rope_factors, architecture, path)
   if scaling:
     config["rope_scaling"] = scaling
   return config | _read_token_ids(metadata)
 
 
+def _complete_head_dim(config: dict[str, Any], values: Mapping[str, Any], where: str) -> None:
+  """Set the width of a head where the file states none.
+
+  Args:
+    values: the metadata without the architecture's name.
+    where: the file and the architecture's name, for messages.
+  Raises:
+    UserError: layers have different numbers of heads, or heads have several widths.
+  """
+  heads = config.get("num_attention_heads")
+  if not isinstance(heads, int):
+    raise UserError(
+      f"{where}attention.head_count is {quote_name(heads)}, expected a number; no model here has "
+      "layers with different numbers of heads"
+    )
+  head_dim = config.setdefault("head_dim", _default_head_dim(config))
+  for key in _HEAD_WIDTHS:
+    if values.get(key, head_dim) != head_dim:
+      raise UserError(
+        f"{where}{key} is {quote_name(values[key])}, expected {head_dim}, the width of a head; no "
+        "model here computes that"
+      )
+
+
 def _refuse_unknown(values: Mapping[str, Any], architecture: Architecture, path: str) -> None:
-  supported = {*architecture.keys, *_CHECKED, *_SCALING, *_IGNORED}
+  """Raise UserError for a key that no model of an architecture has."""
+  supported = {*architecture.keys, *_HEAD_WIDTHS, *_SCALING, *_IGNORED}
   for key, value in values.items():
     if key not in supported and value not in _REQUIRED.get(key, ()):
       raise UserError(
@@ -231,29 +255,34 @@ def _refuse_unknown(values: Mapping[str, Any], architecture: Architecture, path:
 
 
 def _default_head_dim(config: Mapping[str, Any]) -> int | None:
+  """Return the width of a head if the heads share the width of the stack."""
   width = config.get("hidden_size")
   heads = config["num_attention_heads"]
   if not isinstance(width, int) or heads < 1:
-    return None  # which the fields of the config refuse
+    return None  # the reader of the config refuses it
   return width // heads
 
 
 def _attention_width(config: Mapping[str, Any], architecture: Architecture) -> Any:
   """Return the width whose root divides the logits of attention, which files do not state."""
-  if config.get("num_hidden_layers") == architecture.large_layers:
+  if config.get("num_hidden_layers") == architecture.num_layers_of_27b:
     return config["hidden_size"] // config["num_attention_heads"]
   return config["head_dim"]
 
 
 def _read_scaling(
-  values: Mapping[str, Any], rope_factors: np.ndarray | None, where: str
+  values: Mapping[str, Any], rope_factors: np.ndarray | None, architecture: Architecture, path: str
 ) -> dict[str, Any] | None:
   """Return `rope_scaling` of a config; None without scaling."""
   kind = values.get("rope.scaling.type", "none")
+  where = f"{path}: {architecture.name}."
   if rope_factors is not None:
     if kind != "none":
-      raise UserError(f"{where}rope.scaling.type is {quote_name(kind)}, expected none with factors")
-    return _read_llama3(values, rope_factors, where)
+      raise UserError(
+        f"{where}rope.scaling.type is {quote_name(kind)}, expected 'none' in a file with "
+        f"the tensor {ROPE_FACTORS!r}"
+      )
+    return _read_llama3(values, rope_factors, path)
   if kind == "none":
     return None
   factor = values.get("rope.scaling.factor")
@@ -272,7 +301,7 @@ def _read_scaling(
   )
 
 
-def _read_llama3(values: Mapping[str, Any], rope_factors: np.ndarray, where: str) -> dict[str, Any]:
+def _read_llama3(values: Mapping[str, Any], rope_factors: np.ndarray, path: str) -> dict[str, Any]:
   """Return the scaling of Llama 3 whose factors a file has.
 
   The file has one factor for each pair of channels. The largest is the scaling's; all published
@@ -285,8 +314,8 @@ def _read_llama3(values: Mapping[str, Any], rope_factors: np.ndarray, where: str
   expected = llama3_factors(scaling, values.get("rope.freq_base", 1e4), 2 * rope_factors.size)
   if not np.allclose(expected, rope_factors, rtol=1e-4):
     raise UserError(
-      f"{where.partition(':')[0]}: tensor {ROPE_FACTORS!r} has other factors than Llama 3's "
-      f"scaling by {scaling['factor']:g}; no model here computes that"
+      f"{path}: tensor {ROPE_FACTORS!r} has other factors than Llama 3's scaling by "
+      f"{scaling['factor']:g}; no model here computes that"
     )
   return scaling
 
@@ -309,6 +338,7 @@ def llama3_factors(scaling: Mapping[str, Any], theta: float, head_dim: int) -> n
 
 
 def _read_token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the special ids of a file under their names in a config."""
   ids = {}
   for key, field in _TOKEN_IDS.items():
     if key in metadata:
@@ -324,13 +354,13 @@ def write_metadata(config: Mapping[str, Any], architecture: Architecture) -> dic
   """Return the metadata that describe a model.
 
   Args:
-    config: the `config.json` of the model, as its family writes it, and its
+    config: the `config.json` of the model, as its family writes it, completed by
       `max_position_embeddings`.
   Raises:
     UserError: the architecture has no such scaling of positions.
   """
   prefix = f"{architecture.name}."
-  metadata = {ARCHITECTURE: architecture.name, f"{prefix}vocab_size": config["vocab_size"]}
+  metadata = {ARCHITECTURE_KEY: architecture.name, f"{prefix}vocab_size": config["vocab_size"]}
   fields = dict(config)
   if fields.get("head_dim") is None:
     fields["head_dim"] = _default_head_dim(fields)

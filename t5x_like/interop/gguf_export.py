@@ -16,13 +16,13 @@ from t5x_like.interop.gguf_config import (
   ARCHITECTURES,
   ROPE_FACTORS,
   Architecture,
-  config_of,
   llama3_factors,
+  translate_metadata,
   write_metadata,
 )
 from t5x_like.interop.gguf_tensors import attention_heads, gguf_name, to_file_layout
 from t5x_like.interop.tensor_mapping import TensorMapping
-from t5x_like.interop.variant_paths import function_of, get_attribute, is_same
+from t5x_like.interop.variant_paths import canonical_attributes, get_attribute, is_same
 from t5x_like.nn import params
 
 # Types of matrices: flag -> type in the file, and its number in `general.file_type`.
@@ -36,8 +36,8 @@ def save(
 ) -> None:
   """Write a model and its tokenizer to a new file, whole or not at all.
 
-  Matrices have the type `dtype`, others float32, as llama.cpp's converter writes them. Rows that no
-  whole number of Q8_0's blocks of 32 values fills stay float16.
+  Matrices have the type `dtype`, other tensors float32, as llama.cpp's converter writes them.
+  Matrices whose rows are no multiple of Q8_0's blocks of 32 values stay float16.
 
   Args:
     model: a decoder, with arrays and without adapters.
@@ -120,7 +120,7 @@ def describe(model: Any, length: int) -> tuple[Architecture, ModelType, dict[str
 
 
 def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the special ids of a config; those of the tokenizer replace them."""
+  """Return the special ids of a config, which the ids of the tokenizer replace."""
   fields = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
     "tokenizer.ggml.eos_token_id": "eos_token_id",
@@ -145,9 +145,9 @@ def _require_faithful(
     shapes["blk.0.attn_q.bias"] = ()
   if "mlp" in variant.design.biases:
     shapes["blk.0.ffn_up.bias"] = ()
-  config = config_of(metadata, shapes, factors, architecture.name)
-  expected = function_of(model_type.read_variant(Fields(config, architecture.name)))
-  for path, value in function_of(variant).items():
+  config = translate_metadata(metadata, shapes, factors, architecture.name)
+  expected = canonical_attributes(model_type.read_variant(Fields(config, architecture.name)))
+  for path, value in canonical_attributes(variant).items():
     if not is_same(value, expected.get(path)):
       raise UserError(
         f"{path} is {get_attribute(variant, path)!r}; GGUF's {architecture.name} supports only "
@@ -157,7 +157,8 @@ def _require_faithful(
 
 def _add_metadata(writer: Any, metadata: Mapping[str, Any]) -> None:
   for key, value in metadata.items():
-    if key in ("general.architecture", ROPE_FACTORS):  # written already; a tensor
+    # the writer has written the architecture, and the factors are a tensor
+    if key in ("general.architecture", ROPE_FACTORS):
       continue
     if isinstance(value, bool):
       writer.add_bool(key, value)

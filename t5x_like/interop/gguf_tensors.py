@@ -1,8 +1,9 @@
 """The tensors of a GGUF file under the names and in the layout of Hugging Face's files.
 
-llama.cpp stores three things otherwise. Its names are shorter. In Llama's files the rows of queries
-and keys are in another order, since it rotates neighbouring channels where `transformers` rotates
-the halves of a head. In Gemma's files the scales of norms include the 1 that `transformers` adds.
+llama.cpp's files differ in three points. Names are shorter. In Llama's files the rows of queries
+and keys are in another order, since llama.cpp rotates neighbouring channels where `transformers`
+rotates the halves of a head. In Gemma's files the scales of norms include the 1 that `transformers`
+adds.
 """
 
 import math
@@ -24,7 +25,7 @@ _ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
 class GgufTensors:
-  """All tensors of a GGUF file, as `tensor_files.TensorFiles` gives those of a directory.
+  """All tensors of a GGUF file, with the interface of `tensor_files.TensorFiles`.
 
   Args:
     file: the file.

@@ -1,4 +1,4 @@
-"""Load and save the model directories of Hugging Face, and of timm; load GGUF files.
+"""Load and save the model directories of Hugging Face and of timm, and load GGUF files.
 
 A directory holds `config.json` and `model.safetensors`, or several files and
 `model.safetensors.index.json`. Tensors are read and written one at a time; pickles are never
@@ -47,7 +47,7 @@ class Origin:
 
   Attributes:
     path: the directory, or the GGUF file.
-    config: its config.json, as text; of a GGUF file, the equal one.
+    config: its config.json, as text; for a GGUF file, the config.json of the same model.
     dtype: the dtype of its tensors.
   """
 
@@ -180,6 +180,7 @@ def _open_files(
 
 
 def _tensor_files(model_type: ModelType, directory: pathlib.Path, values: dict) -> TensorFiles:
+  """Open the tensors of a directory, of which a class such as `BertModel` has only the body's."""
   class_names = values.get("architectures") or ["Model"]
   is_body = isinstance(class_names, list) and str(class_names[0]).endswith("Model")
   return TensorFiles(
@@ -217,33 +218,23 @@ def save(
   model_type, config = write_config(model, model_type_of(old_config))
   if dtype is None:
     dtype = origin.dtype if origin else "float32"
-  config["dtype"] = dtype
   mapping = TensorMapping(model)
   model_type.map_tensors(mapping)
   require_all_mapped(mapping, f"{directory}: {model_type.name}")
-  is_unchanged = False
+  unread = {}
   if model_type_of(old_config) == model_type_of(config):
-    is_unchanged = _has_original_variant(model, model_type, mapping, old_config)
-    config = config | old_config if is_unchanged else old_config | config
-    config["dtype"] = dtype
+    if _has_original_variant(model, model_type, mapping, old_config):
+      config = config | old_config
+      unread = _read_unread_tensors(mapping, pathlib.Path(origin.path), model_type, old_config)
+    else:
+      config = old_config | config
+  config["dtype"] = dtype
   if "torch_dtype" in config:  # read by transformers before version 5
     config["torch_dtype"] = dtype
   if labels and len(labels) == _count_labels(model, config):
     config["id2label"] = {str(i): name for i, name in enumerate(labels)}
     config["label2id"] = {name: i for i, name in enumerate(labels)}
-  json_files = {}
-  if images and "pretrained_cfg" in config:  # timm's
-    timm_config = published_images.timm_pretrained_config(images)
-    config["pretrained_cfg"] = config["pretrained_cfg"] | timm_config
-    if len(labels) == config["num_classes"]:
-      config["label_names"] = list(labels)
-  elif images:
-    processor = published_images.processor_config(images)
-    if processor:
-      json_files[published_images.FILE] = processor
-  unread = {}
-  if is_unchanged:
-    unread = _read_unread_tensors(mapping, pathlib.Path(origin.path), model_type, old_config)
+  json_files = _describe_images(config, images, labels) if images else {}
   file_name = model_type.file_naming(model)
   mapping.tensors = [
     dataclasses.replace(tensor, name=file_name(tensor.name)) for tensor in mapping.tensors
@@ -264,8 +255,25 @@ def save(
     ) from error
 
 
-def has_form(model: nnx.Module) -> bool:
-  """Return whether `save` has a form for a model, which may be abstract."""
+def _describe_images(
+  config: dict[str, Any], images: dict[str, Any], labels: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+  """Return further files, by name, that state how images are prepared.
+
+  A config of timm states it itself, with the names of the classes, and is changed in place.
+  """
+  if "pretrained_cfg" in config:  # timm
+    timm_config = published_images.timm_pretrained_config(images)
+    config["pretrained_cfg"] = config["pretrained_cfg"] | timm_config
+    if len(labels) == config["num_classes"]:
+      config["label_names"] = list(labels)
+    return {}
+  processor = published_images.processor_config(images)
+  return {published_images.FILE: processor} if processor else {}
+
+
+def can_save(model: nnx.Module) -> bool:
+  """Return whether `save` can express a model, which may be abstract."""
   try:
     model_type, _ = write_config(model, None)
     mapping = TensorMapping(model)
@@ -391,14 +399,21 @@ def write_config(model, original_type: str | None) -> tuple[ModelType, dict[str,
 
   The original type is tried first, then its family.
   """
-  candidates = []
+  original = []
+  family = []
+  others = []
   for name in slots.names(families):
     types = _module_types(name)
     is_family = any(model_type.name == original_type for model_type in types)
     for model_type in types:
-      candidates.append((model_type.name != original_type, not is_family, model_type))
+      if model_type.name == original_type:
+        original.append(model_type)
+      elif is_family:
+        family.append(model_type)
+      else:
+        others.append(model_type)
   refusals = []
-  for _, _, model_type in sorted(candidates, key=lambda candidate: candidate[:2]):
+  for model_type in [*original, *family, *others]:
     if not isinstance(model, model_type.classes):
       continue
     try:
@@ -413,12 +428,14 @@ def write_config(model, original_type: str | None) -> tuple[ModelType, dict[str,
 def _check_tensors(mapping: TensorMapping, files: TensorFiles | GgufTensors) -> None:
   """Refuse files with missing or unknown tensors, or with tied tensors that differ.
 
-  Of tied tensors, a file may contain any one alone.
+  A file may contain a tied tensor, its original, or both.
   """
   for copy, name in mapping.tied.items():
     files.add_alias(copy, name)
   expected = {tensor.name for tensor in mapping.tensors}
-  for name in sorted(expected - files.names):
+  missing = sorted(expected - files.names)
+  if missing:
+    name = missing[0]
     suggestion = did_you_mean(name, files.names - expected)
     raise UserError(
       f"{files.where}: tensor {files.name_in_file(name)!r} is missing{suggestion}; the file is of "
@@ -463,7 +480,7 @@ def _assemble(
       try:
         part = np.asarray(tensor.split(array)[number])
       except (ValueError, IndexError, ZeroDivisionError):
-        part = array
+        part = array  # its shape is refused below
       part_shape = shape[len(index) :]
       if part.shape != part_shape:
         raise UserError(

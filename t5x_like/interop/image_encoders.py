@@ -69,7 +69,7 @@ class StageWidth(Field):
     return {path: widths[-1] for path, widths in super().read(fields).items()}
 
 
-# Attributes that affect no image, or only images that the library treats otherwise.
+# Attributes that affect no image, or only images that `transformers` prepares in another way.
 FREE = (*encoders.FILES["free"], "design.logits_scale", "patch_scale", "partial_patches")
 PRETRAINED_SIZE = ImageSize("image_size", "resolution", default=224)
 CHANNELS = Field("num_channels", "channels", default=3)

@@ -12,7 +12,7 @@ from t5x_like.resolution import Resolution, from_sides, height_and_width
 
 FILE = "preprocessor_config.json"
 _METHODS = ("nearest", "lanczos", "bilinear", "bicubic")  # by Pillow's number
-# processors whose size, if it is one number, is the shorter side's
+# processors for which a size of one number is the length of the shorter side
 _SHORTEST = ("Bit", "CLIP", "ConvNext")
 # processors that crop the centre unless the file says otherwise
 _CENTRE_CROPPING = ("Bit", "CLIP", "DeiT")
@@ -23,22 +23,23 @@ _DEFAULT_PROCESSORS = {
   **dict.fromkeys(("dinov2", "dinov2_with_registers"), ("Bit", 224)),
   "deit": ("DeiT", 256),
 }
-# model types whose images the library prepares at the file's size
+# model types whose resolution is the processor's size instead of the config's
 _ANY_SIDE = ("convnext", "resnet", "dinov2", "dinov2_with_registers")
 
 
-def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> dict[str, Any]:
+def read_image_task(variant, values: dict[str, Any], directory: str, flag: str) -> dict[str, Any]:
   """Return the arguments of `config.task` that prepare images as in a model's training.
 
-  They are in `preprocessor_config.json` or, of a model of timm, in its config. A run that starts
-  from the model has a task of its own and needs none of them.
+  They are read from `preprocessor_config.json` or, for a model of timm, from its config. A run that
+  starts from the model has its own task and needs none of them.
 
   Args:
     variant: the model's variant.
     values: the model's config.
+    directory: the directory of the model.
     flag: the flag or key that gave the directory.
   Raises:
-    UserError: the directory states none, and the model is used without a task.
+    UserError: the directory states no mean and deviation, and the model is used without a task.
   """
   path = as_path(directory) / FILE
   config = values.get("pretrained_cfg")
@@ -50,7 +51,7 @@ def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> di
     config = {}
   starts_run = flag.startswith("config.init")
   is_detector = hasattr(variant, "queries")
-  mean, std = _normalisation(config, variant.channels)
+  mean, std = _read_normalisation(config, variant.channels)
   if not mean or not std or min(std) <= 0:
     if not starts_run:
       raise UserError(
@@ -63,7 +64,7 @@ def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> di
   processor, default_size = _DEFAULT_PROCESSORS.get(values.get("model_type"), ("", None))
   processor = config.get("feature_extractor_type") or processor
   processor = str(config.get("image_processor_type") or processor)
-  edges = _edges(config, processor, config.get("size") or default_size, is_detector)
+  edges = _read_edges(config, processor, config.get("size") or default_size, is_detector)
   if is_detector:
     return {
       "name": "object_detection",
@@ -74,21 +75,20 @@ def image_task(variant, values: dict[str, Any], directory: str, flag: str) -> di
   crops_centre = config.get("do_center_crop", processor.startswith(_CENTRE_CROPPING))
   resolution = getattr(variant, "resolution", 0)
   if values.get("model_type") in _ANY_SIDE:
-    file_resolution = _resolution(config.get("crop_size", 224)) if crops_centre else edge
+    file_resolution = _read_resolution(config.get("crop_size", 224)) if crops_centre else edge
     resolution = file_resolution or resolution
   where = "" if starts_run else f"{flag}: {path}"
-  return (
-    {
-      "name": "image_classification",
-      "resolution": resolution,
-      "method": _method(config, processor, where),
-    }
-    | _fit(config, processor, edges, edge, crops_centre, min(height_and_width(resolution)))
-    | pixels
-  )
+  shorter_side = min(height_and_width(resolution))
+  return {
+    "name": "image_classification",
+    "resolution": resolution,
+    "method": _read_method(config, processor, where),
+    **_read_fit(config, processor, edges, edge, crops_centre, shorter_side),
+    **pixels,
+  }
 
 
-def _edges(
+def _read_edges(
   config: Mapping[str, Any], processor: str, size: Any, is_detector: bool
 ) -> dict[str, int]:
   """Return the edges in the `size` of a processor, by name."""
@@ -102,7 +102,7 @@ def _edges(
   return {name: edge for name, edge in size.items() if isinstance(edge, int) and 0 < edge < 2**15}
 
 
-def _fit(
+def _read_fit(
   config: Mapping[str, Any],
   processor: str,
   edges: dict[str, int],
@@ -113,7 +113,7 @@ def _fit(
   """Return the arguments `crop` and `fit` of a task.
 
   Args:
-    config: the processor's.
+    config: the config of the processor.
     processor: the name of its class.
     edges: the edges in its `size`.
     edge: the size of the image whose centre is cropped.
@@ -142,11 +142,11 @@ def _fit(
 def processor_config(task: Mapping[str, Any]) -> dict[str, Any] | None:
   """Return `preprocessor_config.json` for the images of a task's evaluations.
 
-  This is the inverse of `image_task`.
+  This is the inverse of `read_image_task`.
 
   Returns:
-    None where the library has no equal preparation: padding around the image, or a centre crop that
-    is not square.
+    None where `transformers` has no equal preparation: padding around the image, or a centre crop
+    that is not square.
   """
   task = layout.fill_defaults(task)
   channels = task["channels"]
@@ -210,7 +210,7 @@ def timm_pretrained_config(task: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _normalisation(
+def _read_normalisation(
   config: Mapping[str, Any], channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
   """Return the mean and deviation of pixels in 0 to 1 that have the effect of a processor.
@@ -230,7 +230,7 @@ def _normalisation(
   return means, tuple(value / largest for value in _channel_values(std, channels))
 
 
-def _method(config: Mapping[str, Any], processor: str, where: str) -> pictures.Method:
+def _read_method(config: Mapping[str, Any], processor: str, where: str) -> pictures.Method:
   """Return the interpolation of a processor.
 
   Args:
@@ -254,7 +254,7 @@ def _method(config: Mapping[str, Any], processor: str, where: str) -> pictures.M
   return "bicubic"
 
 
-def _resolution(size: Any) -> Resolution | None:
+def _read_resolution(size: Any) -> Resolution | None:
   """Return the height and width in a field, a number or a dictionary; None for anything else."""
   if not isinstance(size, dict):
     size = {"height": size, "width": size}

@@ -1,4 +1,4 @@
-"""The ResNets of classifiers and detectors, under names of the library or of timm.
+"""The ResNets of classifiers and detectors, under names of `transformers` or of timm.
 
 timm's names are torchvision's too.
 """
@@ -17,7 +17,7 @@ TIMM_BACKBONES = {
   "resnet152": {"depths": (3, 8, 36, 3)},
 }
 WIDTHS = (256, 512, 1024, 2048)
-# The fields of a backbone in a config of the library.
+# The fields of a backbone in a config of `transformers`.
 BACKBONE = (
   Field("embedding_size", "backbone.stem", default=64),
   Numbers("hidden_sizes", "backbone.widths", default=WIDTHS),
@@ -59,13 +59,13 @@ _TIMM_NAMES = {
   "shortcut norm": "layer{stage+1}.{block}.downsample.1",
 }
 # The tensors of a backbone.
-LIBRARY_TENSORS = {name: _CONVOLUTIONS[part] for part, name in _LIBRARY_NAMES.items()}
+TRANSFORMERS_TENSORS = {name: _CONVOLUTIONS[part] for part, name in _LIBRARY_NAMES.items()}
 TIMM_TENSORS = {name: _CONVOLUTIONS[part] for part, name in _TIMM_NAMES.items()}
 IGNORED_SUFFIXES = ("num_batches_tracked",)
 
 
-def library_name(name: str) -> str:
-  """Translate a tensor's name within a ResNet from timm's to the library's.
+def transformers_name(name: str) -> str:
+  """Translate a tensor's name within a ResNet from timm to `transformers`.
 
   Other names are returned unchanged.
   """
@@ -73,7 +73,7 @@ def library_name(name: str) -> str:
 
 
 def timm_name(name: str) -> str:
-  """Translate a tensor's name within a ResNet from the library's to timm's.
+  """Translate a tensor's name within a ResNet from `transformers` to timm.
 
   Other names are returned unchanged.
   """

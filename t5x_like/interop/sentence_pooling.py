@@ -39,20 +39,22 @@ def pooling_mismatch(directory: str | None, pooling: str) -> str | None:
   unsupported = [name for name in folders if name not in _SUPPORTED]
   if unsupported:
     return (
-      f"{directory}: its embeddings pass {', '.join(unsupported)} after the model (modules.json), "
-      "which ours leave out"
+      f"{directory}: modules.json applies {', '.join(unsupported)} after the model, which "
+      "embeddings here leave out"
     )
   folder = folders.get("Pooling")
   config = _read_json(directory, f"{folder}/config.json") if is_name(folder) else None
   if not isinstance(config, dict):
     return None
-  poolings = _read_poolings(config) or [str(config.get("pooling_mode", pooling))]
+  poolings = _read_poolings(config)
+  if not poolings:
+    poolings = [str(config.get("pooling_mode", pooling))]
   if poolings == [pooling]:
     return None
   if len(poolings) == 1 and poolings[0] in _POOLINGS.values():
     advice = f"add --embed={poolings[0]}"
   else:
-    advice = "which --embed cannot do"
+    advice = "--embed does not support that"
   return (
     f"{directory}: its own embeddings are pooled by {' and '.join(poolings)}, not by {pooling}; "
     f"{advice}"

@@ -1,7 +1,7 @@
 """Read encoder-decoders and Adafactor's state from T5X checkpoints.
 
-The parameter trees are those of `t5x/examples/t5` and `t5x/examples/scalable_t5`. Kernels are
-[in, out], as in this package. The trees differ from ours in three points:
+The checkpoints are of `t5x/examples/t5` and `t5x/examples/scalable_t5`. Kernels are [in, out], as
+in this package. The trees of parameters differ from ours in three points:
 
 - T5X stores each layer separately (`encoder/layers_0/…`) or, with `scan_layers`, all layers of a
   stack in one array with the layers on axis 1 (`encoder/encoder/…`). Ours are on axis 0.
@@ -53,8 +53,8 @@ def read_variant(checkpoint: Checkpoint, activations: str | None = None) -> Vari
   """Return the sizes and the design of the model in a checkpoint.
 
   T5X stores neither the activation nor the scaling of logits. By default, a gated feed-forward
-  layer has the activation of T5 1.1 (`gelu,linear`), and one without a gate that of T5 1.0
-  (`relu`). Logits are scaled if the token table is also the output kernel.
+  layer has the activation of T5 1.1 (`gelu,linear`), and a layer without a gate the activation of
+  T5 1.0 (`relu`). Logits are scaled if the token table is also the output kernel.
 
   Args:
     checkpoint: the checkpoint.
@@ -99,7 +99,7 @@ def read_variant(checkpoint: Checkpoint, activations: str | None = None) -> Vari
   return Variant(dims, design, vocab_size, decoder_layers=decoder_layers)
 
 
-def parameters(checkpoint: Checkpoint, model) -> Iterator[tuple[str, np.ndarray]]:
+def read_parameters(checkpoint: Checkpoint, model) -> Iterator[tuple[str, np.ndarray]]:
   """Read the parameters of a model that has the variant of the checkpoint.
 
   Yields:
@@ -141,14 +141,14 @@ def has_optimizer_state(checkpoint: Checkpoint) -> bool:
   return any(name.startswith(_STATE) for name in checkpoint.names)
 
 
-def second_moments(
+def read_second_moments(
   checkpoint: Checkpoint, model, shapes: Mapping[str, tuple[int, ...]], scale: float = 1.0
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Read Adafactor's second moments.
 
-  Some matrices are factored only in T5X, because this package does not factor those with a side
-  shorter than 128; they get the product of their factors. Matrices that are factored only in this
-  package get the means of their moments.
+  This package does not factor matrices with a side shorter than 128. If T5X has factored them, they
+  get the product of their factors. Matrices that are factored only in this package get the means of
+  their moments.
 
   Args:
     checkpoint: the checkpoint.

@@ -49,7 +49,7 @@ _STEP = re.compile(r"checkpoint_(\d+)/?")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stored:
+class _StoredArray:
   """An array next to the index: its name there, and the shape that the index states, if any."""
 
   name: str
@@ -118,7 +118,7 @@ class Checkpoint:
         ) from error
     return array if np.issubdtype(array.dtype, np.integer) else np.asarray(array, np.float32)
 
-  def _find_leaf(self, name: str) -> np.ndarray | _Stored:
+  def _find_leaf(self, name: str) -> np.ndarray | _StoredArray:
     if name not in self.names:
       raise UserError(
         f"{self.where}: array {name!r} is missing{did_you_mean(name, self.names)}, expected the "
@@ -127,7 +127,7 @@ class Checkpoint:
       )
     return self._leaves[name]
 
-  def _parse_leaf(self, keys: tuple[str, ...], content: Any) -> np.ndarray | _Stored | None:
+  def _parse_leaf(self, keys: tuple[str, ...], content: Any) -> np.ndarray | _StoredArray | None:
     """Return an array of the index, or its location in the files; None for anything else."""
     key = f"{self.where}/{INDEX}: {'/'.join(keys)}"
     if isinstance(content, np.ndarray | np.generic | int | float):
@@ -146,9 +146,9 @@ class Checkpoint:
     else:
       return None
     file_names.check_name(key, name, "copy the checkpoint again")
-    return _Stored(name, shape)
+    return _StoredArray(name, shape)
 
-  def _open(self, leaf: _Stored):
+  def _open(self, leaf: _StoredArray):
     """Open a stored array, and check its dtype, its shape, and its size against its files."""
     import tensorstore as ts
 
@@ -167,7 +167,7 @@ class Checkpoint:
     self._check_array(array, leaf)
     return array
 
-  def _check_array(self, array, leaf: _Stored) -> None:
+  def _check_array(self, array, leaf: _StoredArray) -> None:
     """Refuse a dtype or shape that the index contradicts, or more values than the files have."""
     shape = tuple(array.shape)
     dtype = array.dtype.name
@@ -279,7 +279,7 @@ def _read_metadata(file: AnyPath) -> dict[str, Any]:
 
 def _add_entry(tree: dict[str, Any], file: AnyPath, key: str, entry: Any) -> None:
   """Add an entry of Orbax's metadata to a tree."""
-  keys = _keys(entry)
+  keys = _read_keys(entry)
   value = entry.get("value_metadata", {}) if isinstance(entry, dict) else {}
   if not keys or not isinstance(value, dict):
     raise UserError(
@@ -298,7 +298,7 @@ def _add_entry(tree: dict[str, Any], file: AnyPath, key: str, entry: Any) -> Non
     node[keys[-1]] = _PLACEHOLDER + ".".join(keys)
 
 
-def _keys(entry: Any) -> tuple[str, ...]:
+def _read_keys(entry: Any) -> tuple[str, ...]:
   """Return the path of an entry of Orbax's metadata, () if it is damaged."""
   path = entry.get("key_metadata") if isinstance(entry, dict) else None
   if not isinstance(path, list):

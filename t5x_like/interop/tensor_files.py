@@ -63,8 +63,10 @@ class TensorFiles:
     self.parameter_count = sum(
       math.prod(file.shapes[name]) for file, name in self._locations.values()
     )
-    dtypes = (_DTYPES.get(file.dtypes[name]) for name, file in files.items())
-    self.dtype = next(filter(None, dtypes), "float32")
+    known_dtypes = [
+      file.dtypes[name] for name, file in files.items() if file.dtypes[name] in _DTYPES
+    ]
+    self.dtype = _DTYPES[known_dtypes[0]] if known_dtypes else "float32"
 
   def add_alias(self, name: str, alias: str) -> None:
     """Give a tensor another name too, if no tensor has it."""
@@ -90,7 +92,7 @@ class TensorFiles:
 def _open_files(directory: pathlib.Path) -> "dict[str, _File]":
   """Return the file of each tensor in a directory; see `TensorFiles` for errors."""
   index = directory / INDEX
-  if (directory / WEIGHTS).is_file():  # it precedes an index, as in the library
+  if (directory / WEIGHTS).is_file():  # preferred to an index, as in `transformers`
     file = _File(directory / WEIGHTS)
     return dict.fromkeys(file.dtypes, file)
   if index.is_file():
@@ -138,7 +140,7 @@ def _common_prefix(names: Iterable[str]) -> str:
 class _File:
   """A memory-mapped file.
 
-  It is reopened now and then, because pages once read stay in memory until then.
+  It is reopened after every `MAX_MAPPED_BYTES`, because the pages read stay in memory until then.
   """
 
   def __init__(self, path: pathlib.Path):

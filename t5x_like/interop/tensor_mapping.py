@@ -136,8 +136,10 @@ class TensorMapping:
     for hf_name, target in table.items():
       paths = target.path if isinstance(target, Layout) else target
       add = target.add if isinstance(target, Layout) else TensorMapping.module
+      if isinstance(paths, str):
+        paths = (paths,)
       mapped = set()
-      for path in (paths,) if isinstance(paths, str) else paths:
+      for path in paths:
         for name, module_path, index in self._expand(hf_name, path, first_layer):
           if name not in mapped:
             mapped.add(name)
@@ -198,8 +200,8 @@ class TensorMapping:
       return []
     blocks = self.shapes[names[0]][0]
     sublayers = {name.removeprefix(stack + _BLOCKS).split("/")[0] for name in names}
-    numbers = {match[0] for name in sublayers if (match := re.search(r"_\d+$", name))}
-    period = max(len(numbers), 1)
+    suffixes = {re.search(r"(_\d+)?$", name)[0] for name in sublayers}
+    period = len(suffixes)
     if period == 1:
       return [("", block) for block in range(blocks)]
     return [(f"_{layer % period}", layer // period) for layer in range(blocks * period)]

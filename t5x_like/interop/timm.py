@@ -20,7 +20,7 @@ _IGNORED_FIELDS = Ignored(
   "label_descriptions",
   "pretrained_cfg",
 )
-# Arguments for training, and those that `TimmHead` reads.
+# Arguments for training, and the arguments that `TimmHead` reads.
 _IGNORED_ARGUMENTS = Ignored(
   "drop_rate",
   "pos_drop_rate",
@@ -41,8 +41,8 @@ class TimmHead(Entry):
   """The head, in `num_classes` and `global_pool`; a model without classes has only features.
 
   Attributes:
-    heads: the heads with a classifier, then those without, whose task is timm's pooling. The
-      pooling of the first is the default.
+    heads: the heads with a classifier, then the heads without one. The `task` of each is the name
+      of its pooling in timm; the pooling of the first is the default.
     classifier: the name of the classifier's linear layer.
   """
 

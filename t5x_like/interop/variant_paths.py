@@ -31,8 +31,9 @@ _TRAINING_FIELDS = {
   "embed_init",
 }
 # Arguments of cores that matter only in training.
-_TRAINING_OF_CORES = ("plan", "seed", "stddev")
-_FUNCTION_OF_EXPERTS = ("experts", "top_k", "mlp", "shared", "normalise", "router", "dispatch")
+_TRAINING_ARGUMENTS_OF_CORES = ("plan", "seed", "stddev")
+# Fields of experts that do not matter only in training.
+_FIELDS_OF_EXPERTS = ("experts", "top_k", "mlp", "shared", "normalise", "router", "dispatch")
 _ROPE_SCALINGS = {
   "linear": rope.LinearScaling,
   "llama3": rope.Llama3Scaling,
@@ -132,8 +133,8 @@ def complete_spec(spec: str | dict) -> dict[str, Any]:
   return arguments
 
 
-def function_of(variant: Any) -> dict[str, Any]:
-  """Return the values, by path, that determine the function of a variant.
+def canonical_attributes(variant: Any) -> dict[str, Any]:
+  """Return the attributes, by path, that determine the function of a variant.
 
   Sizes, layers and schemes are complete, and fields that matter only in training are left out.
   """
@@ -143,7 +144,7 @@ def function_of(variant: Any) -> dict[str, Any]:
     values |= {f"dims.{name}": size for name, size in vars(variant.dims).items()}
   for name, value in fields.items():
     if hasattr(value, "design"):  # one of two encoders
-      values |= {f"{name}.{path}": part for path, part in function_of(value).items()}
+      values |= {f"{name}.{path}": part for path, part in canonical_attributes(value).items()}
     elif name == "backbone" and value is not None:
       for argument, part in complete_spec(value).items():
         if argument != "drop_path":  # which matters only in training
@@ -158,11 +159,11 @@ def function_of(variant: Any) -> dict[str, Any]:
   for name, value in vars(variant.design).items():
     if name not in _TRAINING_FIELDS:
       values[f"design.{name}"] = value
-  return values | _function_of_design(variant)
+  return values | _canonical_design(variant)
 
 
-def _function_of_design(variant: Any) -> dict[str, Any]:
-  """Return the fields of a design that have several spellings, in a canonical one."""
+def _canonical_design(variant: Any) -> dict[str, Any]:
+  """Return the fields of a design that have several spellings, in their canonical one."""
   design = variant.design
   dims = variant.dims
   layers = range(dims.layers)
@@ -170,7 +171,7 @@ def _function_of_design(variant: Any) -> dict[str, Any]:
   completed = [_complete_position(scheme) for scheme in position]
   values: dict[str, Any] = {
     "design.biases": _sort_biases(design.biases),
-    "design.core": _function_of_core(design.core),
+    "design.core": _canonical_core(design.core),
     "design.windows": [design.windows[layer % len(design.windows)] for layer in layers],
     "design.position": [completed[layer % len(completed)] for layer in layers],
     "design.logits_scale": hidden_scale(design, dims.embed),
@@ -184,7 +185,7 @@ def _function_of_design(variant: Any) -> dict[str, Any]:
   if design.experts is None:
     values["design.experts_every"] = 1
     return values
-  names = list(_FUNCTION_OF_EXPERTS)
+  names = list(_FIELDS_OF_EXPERTS)
   if design.experts.router == "sigmoid":
     names += ("groups", "top_groups", "scale")
   values["design.experts"] = {
@@ -194,7 +195,7 @@ def _function_of_design(variant: Any) -> dict[str, Any]:
 
 
 def _default_attention_scale(variant: Any) -> Any:
-  """Return the factor of a variant's logits, or that of each stage if they have several."""
+  """Return the factor of a variant's logits, or the factors of its stages if they differ."""
   stages = getattr(variant, "stages", (variant.dims,))
   scales = [dims.head_dim**-0.5 for dims in stages]
   return scales[0] if len(set(scales)) == 1 else scales
@@ -209,8 +210,8 @@ def _complete_position(scheme: str | dict) -> dict[str, Any]:
   return {name: value for name, value in arguments.items() if name != "stddev" and value}
 
 
-def _function_of_core(core: Any) -> Any:
-  """Return a core, "auto" for all that compute plain attention."""
+def _canonical_core(core: Any) -> Any:
+  """Return a core with the arguments that change its function; "auto" for plain attention."""
   if _core_names(core) <= set(EXACT_CORES):
     return "auto"
   arguments = {"name": core} if isinstance(core, str) else core
@@ -219,7 +220,9 @@ def _function_of_core(core: Any) -> Any:
   if arguments["name"] in slots.names(cores):
     module = slots.module(arguments["name"], cores)
     arguments = slots.defaults(module.make) | arguments
-  return {name: value for name, value in arguments.items() if name not in _TRAINING_OF_CORES}
+  return {
+    name: value for name, value in arguments.items() if name not in _TRAINING_ARGUMENTS_OF_CORES
+  }
 
 
 def _core_names(core: Any) -> set[str]:

@@ -156,7 +156,7 @@ def _has_export(workdir: pathlib.Path) -> bool:
   """Return whether `transformers` has a form of the run's model."""
   try:
     run = find_run(str(workdir), None)
-    return run is not None and hf.has_form(jax.eval_shape(merge_for_export, run.model))
+    return run is not None and hf.can_save(jax.eval_shape(merge_for_export, run.model))
   except UserError:  # a config without a complete model
     return False
 

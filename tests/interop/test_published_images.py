@@ -19,7 +19,7 @@ def read_task(folder, processor=None, config=None, **variant) -> dict:
   if processor is not None:
     (folder / published_images.FILE).write_text(json.dumps(processor))
   variant = SimpleNamespace(**{"channels": 3, "resolution": 224} | variant)
-  return published_images.image_task(variant, config or {}, str(folder), "--workdir")
+  return published_images.read_image_task(variant, config or {}, str(folder), "--workdir")
 
 
 def assert_has(actual: dict, expected: dict):

@@ -202,7 +202,7 @@ def test_images_are_prepared_as_the_library_does_by_a_processors_file(model_type
   elif model_type == "dinov2":
     variant.resolution = 70  # positions for larger images than the processor makes
   config = {"model_type": model_type}
-  task = published_images.image_task(variant, config, str(tmp_path), "--workdir")
+  task = published_images.read_image_task(variant, config, str(tmp_path), "--workdir")
   for sides_2 in SIZES:
     hf_image, our_image = prepare_images(model_type, tmp_path, task, smooth_image(*sides_2))
     # The library rounds to 8 bits after each of two steps.

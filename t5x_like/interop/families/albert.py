@@ -5,7 +5,7 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Choice, Composed, Ignored, ModelType
+from t5x_like.interop.config_table import Choice, Custom, Ignored, ModelType
 from t5x_like.interop.encoders import Classes, EncoderTensors, Head, SpecialTokens, nest_paths
 from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.models import albert
@@ -66,8 +66,8 @@ ALBERT = (
   *encoders.BODY,
   encoders.LENGTH,
   Choice("hidden_act", "design.activation", encoders.ACTIVATIONS, default="gelu_new"),
-  Composed(_read_groups, _write_groups),
-  Composed(_read_table_width, _write_table_width),
+  Custom(_read_groups, _write_groups),
+  Custom(_read_table_width, _write_table_width),
   SpecialTokens(albert.TOKENS, "bos_token_id", "eos_token_id"),
   Classes("Albert", HEADS),
   Ignored("classifier_dropout_prob", "down_scale_factor", "gap_size", "layers_to_keep"),

@@ -6,14 +6,14 @@ from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
+  Custom,
   Entry,
   Field,
   HasTensor,
   Ignored,
   ModelType,
   Required,
-  Written,
+  WriteOnly,
 )
 from t5x_like.interop.families import opt
 from t5x_like.interop.tensor_mapping import Layout, TensorMapping, prefix_table
@@ -66,7 +66,7 @@ def _require_consistent_sizes(fields: Fields) -> dict[str, Any]:
 
 
 COMMON = (
-  Written("is_encoder_decoder", True),
+  WriteOnly("is_encoder_decoder", True),
   Field("vocab_size", "vocab_size"),
   Field("d_model", "dims.embed"),
   Field("encoder_layers", "dims.layers"),
@@ -78,7 +78,7 @@ COMMON = (
   Choice("activation_function", "design.activation", ACTIVATIONS, default="gelu"),
   Field("scale_embedding", "design.embed_scale", default=False),
   HasTensor("final_logits_bias", "design.logits_bias"),
-  Composed(_require_consistent_sizes),
+  Custom(_require_consistent_sizes),
   Required("share_encoder_decoder_embeddings", True),
   Required("add_bias_logits", False),
   Required("do_blenderbot_90_layernorm", False),
@@ -97,8 +97,8 @@ class ForcedEnd(Entry):
     return {"forced_eos_token_id": variant.tokens.eos}
 
 
-def _layout(pre_norm: bool, embed_norm: bool, fixed_positions: bool) -> tuple[Entry, ...]:
-  """Return the fields of a layout that the published models of a type have."""
+def _layout(*, pre_norm: bool, embed_norm: bool, fixed_positions: bool) -> tuple[Entry, ...]:
+  """Return the fields that state the layout of a type, which all its published models share."""
   return (
     Required("normalize_before", pre_norm),
     Required("add_final_layer_norm", pre_norm),
@@ -109,16 +109,25 @@ def _layout(pre_norm: bool, embed_norm: bool, fixed_positions: bool) -> tuple[En
 
 LENGTH = Field("max_position_embeddings", "design.position.length", default=1024)
 TOKENS = SpecialTokens(pad=1, eos=2, start=None)
-BART = (*COMMON, LENGTH, TOKENS, ForcedEnd(), *_layout(False, True, False))
-MBART = (*COMMON, LENGTH, TOKENS, ForcedEnd(), *_layout(True, True, False))
+BART = (
+  *COMMON,
+  LENGTH,
+  TOKENS,
+  ForcedEnd(),
+  *_layout(pre_norm=False, embed_norm=True, fixed_positions=False),
+)
+MBART = (
+  *COMMON,
+  LENGTH,
+  TOKENS,
+  ForcedEnd(),
+  *_layout(pre_norm=True, embed_norm=True, fixed_positions=False),
+)
 MARIAN = (
   *COMMON,
-  Composed(
-    lambda fields: fields.ignore("max_position_embeddings") or {},
-    lambda variant: {"max_position_embeddings": 1024},
-  ),
+  WriteOnly("max_position_embeddings", 1024),
   SpecialTokens(pad=58_100, eos=0, start=58_100),
-  *_layout(False, False, True),
+  *_layout(pre_norm=False, embed_norm=False, fixed_positions=True),
 )
 
 

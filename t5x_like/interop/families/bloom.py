@@ -3,7 +3,7 @@
 from typing import Any
 
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Composed, Field, Ignored, ModelType, Required
+from t5x_like.interop.config_table import Custom, Field, Ignored, ModelType, Required
 from t5x_like.interop.decoders import SpecialTokens
 from t5x_like.interop.tensor_layouts import map_grouped_qkv
 from t5x_like.interop.tensor_mapping import Layout, prefix_table
@@ -11,7 +11,7 @@ from t5x_like.models import bloom
 
 
 def _require_inner_width(fields: Fields) -> dict[str, Any]:
-  """Refuse another width of the MLP than the library's, which is fixed."""
+  """Refuse another width of the MLP than `transformers`' width, which is fixed."""
   width = fields.values.get("n_embed") or fields.values.get("hidden_size")
   fields.require("n_inner", None, 4 * width)
   return {}
@@ -25,7 +25,7 @@ ENTRIES = (
   Field("layer_norm_epsilon", "design.norm_epsilon", default=1e-5),
   Field("tie_word_embeddings", "design.tied", default=True),
   SpecialTokens(start=1, eos=2),
-  Composed(_require_inner_width),
+  Custom(_require_inner_width),
   Required("apply_residual_connection_post_layernorm", False),
   Ignored("hidden_dropout", "attention_dropout", "slow_but_exact", "attention_softmax_in_fp32"),
   Ignored("seq_length", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi"),

@@ -8,14 +8,14 @@ from t5x_like.interop import encoders, image_encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
+  Custom,
   Entry,
   Field,
   Ignored,
   ModelType,
   Required,
   Section,
-  Written,
+  WriteOnly,
 )
 from t5x_like.interop.image_encoders import SquareSide
 from t5x_like.interop.tensor_layouts import map_flat, map_squares
@@ -88,16 +88,16 @@ def _write_tokens(variant: Variant) -> dict[str, Any]:
 
 
 IMAGE = (
-  Written("model_type", "clip_vision_model"),
+  WriteOnly("model_type", "clip_vision_model"),
   *encoder_entries(768, 12, 3072, 1e-5, "quick_gelu"),
   *image_entries(patch=32),
 )
 TEXT = (
-  Written("model_type", "clip_text_model"),
+  WriteOnly("model_type", "clip_text_model"),
   *encoder_entries(512, 8, 2048, 1e-5, "quick_gelu"),
   Field("vocab_size", "vocab_size", default=49_408),
   Field("max_position_embeddings", "design.position.length", default=77),
-  Composed(_read_tokens, _write_tokens),
+  Custom(_read_tokens, _write_tokens),
 )
 
 

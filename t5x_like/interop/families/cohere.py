@@ -5,7 +5,7 @@ from typing import Any
 from t5x_like.architectures.design import Variant
 from t5x_like.architectures.heads.lm import hidden_scale
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Composed, Constant, Field, ModelType
+from t5x_like.interop.config_table import Constant, Custom, Field, ModelType
 from t5x_like.interop.decoders import Rope, SpecialTokens
 from t5x_like.interop.families import llama
 from t5x_like.models import command_r
@@ -28,7 +28,7 @@ ENTRIES = (
   llama.ATTENTION_BIAS,
   Rope(theta=5e5, interleaved=True),
   Field("use_qk_norm", "design.qk_norm", default=False),
-  Composed(_read_logit_scale, _write_logit_scale),
+  Custom(_read_logit_scale, _write_logit_scale),
   Constant("tie_word_embeddings", True),
   SpecialTokens(pad=0, start=5, eos=255_001),
 )

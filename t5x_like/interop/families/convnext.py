@@ -7,7 +7,7 @@ from typing import Any
 from t5x_like.architectures.conv_encoder import ConvVariant
 from t5x_like.interop import encoders, image_encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Choice, Composed, Field, Ignored, ModelType, Numbers
+from t5x_like.interop.config_table import Choice, Custom, Field, Ignored, ModelType, Numbers
 from t5x_like.interop.encoders import Classes, EncoderTensors, Head
 from t5x_like.interop.image_encoders import SquareSide, StageWidth
 from t5x_like.interop.tensor_layouts import map_convolution, map_squares
@@ -36,7 +36,7 @@ CONVNEXT = (
   Numbers("hidden_sizes", "backbone.widths", default=WIDTHS),
   StageWidth("hidden_sizes", "width", default=WIDTHS),
   Numbers("depths", "backbone.depths", default=(3, 3, 9, 3)),
-  Composed(_ignore_stages, _write_stages),
+  Custom(_ignore_stages, _write_stages),
   Choice("hidden_act", "backbone.activation", encoders.ACTIVATIONS, default="gelu"),
   Field("layer_scale_init_value", "backbone.layer_scale", default=1e-6),
   Field("layer_norm_eps", "design.norm_epsilon", default=1e-12),

@@ -8,8 +8,8 @@ from typing import Any
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
-  Composed,
   Constant,
+  Custom,
   Field,
   Ignored,
   ModelType,
@@ -36,7 +36,7 @@ HEADS = (
 
 
 class Mandatory(Constant):
-  """A field that a config must have with one value, as the library's default is another.
+  """A field that a config must have with one value, as the default of `transformers` is another.
 
   Args:
     name, value: see `Constant`.
@@ -79,12 +79,12 @@ def _require_full_width(fields: Fields) -> dict[str, Any]:
 
 DEBERTA = (
   *encoders.SIZES,
-  Composed(_require_full_width),
+  Custom(_require_full_width),
   encoders.ACTIVATION,
   Field("position_buckets", "buckets"),
   Field("layer_norm_eps", "design.norm_epsilon", default=1e-7),
-  Composed(_read_attention_scale),
-  Composed(_read_distance, _write_distance),
+  Custom(_read_attention_scale),
+  Custom(_read_distance, _write_distance),
   Mandatory("relative_attention", True),
   Mandatory("share_att_key", True),
   Mandatory("position_biased_input", False),

@@ -9,7 +9,7 @@ import numpy as np
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Composed, Field, Ignored, ModelType, Required
+from t5x_like.interop.config_table import Custom, Field, Ignored, ModelType, Required
 from t5x_like.interop.decoders import (
   SpecialTokens,
   Unquantized,
@@ -139,8 +139,8 @@ ENTRIES = (
   llama.ACTIVATION,
   Field("rms_norm_eps", "design.norm_epsilon", default=_LATENT_EPSILON),
   llama.ATTENTION_BIAS,
-  Composed(_read_attention, _write_attention),
-  Composed(_read_dense_layers, _write_dense_layers),
+  Custom(_read_attention, _write_attention),
+  Custom(_read_dense_layers, _write_dense_layers),
   Field("n_routed_experts", "design.experts.experts", default=256),
   Field("num_experts_per_tok", "design.experts.top_k", default=8),
   Field("moe_intermediate_size", "design.experts.mlp", default=2048),

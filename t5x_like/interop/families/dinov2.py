@@ -8,7 +8,7 @@ from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders, image_encoders
 from t5x_like.interop.config_fields import Fields, find_key
-from t5x_like.interop.config_table import Composed, Entry, Field, Ignored, ModelType, Required
+from t5x_like.interop.config_table import Custom, Entry, Field, Ignored, ModelType, Required
 from t5x_like.interop.encoders import Classes, EncoderTensors, Head
 from t5x_like.interop.image_encoders import ImageSize, SquareSide, require_square
 from t5x_like.interop.tensor_layouts import map_stacked, map_with_leading_axis
@@ -21,7 +21,7 @@ HEADS = (CLASSIFIER, Head("Model", "image_features", {}))
 
 @dataclasses.dataclass(frozen=True)
 class SquareImageSize(ImageSize):
-  """The side length of square images, to which the library resizes positions."""
+  """The side length of square images, to which `transformers` resizes positions."""
 
   def write(self, variant: ImageVariant) -> dict[str, Any]:
     return {self.name: require_square(variant, self.attribute)}
@@ -85,7 +85,7 @@ def _write_registers(variant: ImageVariant) -> dict[str, Any]:
 
 DINOV2 = (
   *image_encoders.COMMON,
-  Composed(_read_mlp, _write_mlp),
+  Custom(_read_mlp, _write_mlp),
   Field("layer_norm_eps", "design.norm_epsilon", default=1e-6),
   Field("layerscale_value", "design.layer_scale", default=1.0),
   SquareImageSize("image_size", "resolution", default=224),
@@ -145,7 +145,7 @@ TYPES = (
     "Dinov2WithRegisters",
     (
       SquareSide("patch_size", "patch", default=16),
-      Composed(_read_registers, _write_registers),
+      Custom(_read_registers, _write_registers),
     ),
     free=("design.position",),
   ),

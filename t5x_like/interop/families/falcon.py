@@ -4,7 +4,7 @@ from typing import Any
 
 from t5x_like.architectures.design import Variant
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Choice, Composed, Field, Ignored, ModelType
+from t5x_like.interop.config_table import Choice, Custom, Field, Ignored, ModelType
 from t5x_like.interop.decoders import PLAIN_ACTIVATIONS, Rope, SpecialTokens
 from t5x_like.interop.tensor_layouts import map_grouped_qkv
 from t5x_like.interop.tensor_mapping import Layout, prefix_table
@@ -67,8 +67,8 @@ ENTRIES = (
   Field("num_hidden_layers", "dims.layers", default=32),
   Field("num_attention_heads", "dims.heads", default=71),
   Field("ffn_hidden_size", "dims.mlp", default=None),
-  Composed(_read_layout, _write_layout),
-  Composed(_read_position, _write_position),
+  Custom(_read_layout, _write_layout),
+  Custom(_read_position, _write_position),
   Choice("activation", "design.activation", PLAIN_ACTIVATIONS, default="gelu"),
   Field("layer_norm_epsilon", "design.norm_epsilon", default=1e-5),
   Choice("bias", "design.biases", {True: ("qkv", "out", "mlp"), False: ()}, default=False),

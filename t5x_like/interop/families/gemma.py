@@ -11,8 +11,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
   Constant,
+  Custom,
   Field,
   Ignored,
   ModelType,
@@ -51,7 +51,7 @@ COMMON = (
   Choice("hidden_activation", "design.activation", GATED_ACTIVATIONS, default="gelu_pytorch_tanh"),
   Field("rms_norm_eps", "design.norm_epsilon", default=1e-6),
   llama.ATTENTION_BIAS,
-  Composed(_read_attention_scale, _write_attention_scale),
+  Custom(_read_attention_scale, _write_attention_scale),
   Field("tie_word_embeddings", "design.tied", default=True),
   SpecialTokens(pad=0, start=2, eos=1),
   Required("use_bidirectional_attention", None, False),
@@ -72,9 +72,9 @@ GEMMA3 = (
     period_field="sliding_window_pattern",
     rope=RopeByType(local=1e4, full=1e6, local_name="rope_local_base_freq"),
   ),
-  Constant("attn_logit_softcapping", None),  # the library has the field, and never applies it
+  Constant("attn_logit_softcapping", None),  # `transformers` has the field, and never applies it
   Field("final_logit_softcapping", "design.logits_softcap", default=None),
-  Ignored("_sliding_window_pattern"),  # the library derives `layer_types` from it
+  Ignored("_sliding_window_pattern"),  # `transformers` derives `layer_types` from it
 )
 
 
@@ -84,11 +84,11 @@ class _ImagesAndText(ModelType):
   def read_variant(self, fields: Fields) -> Variant:
     fields.ignore("vision_config", "mm_tokens_per_image", "pad_token_id", "eos_token_id")
     fields.ignore("boi_token_index", "eoi_token_index", "image_token_index")
-    # the library ignores this field in `text_config`
+    # `transformers` ignores this field in `text_config`
     tied = {"tie_word_embeddings": fields.take("tie_word_embeddings", True)}
     values = _TEXT_DEFAULTS | fields.take("text_config") | tied
     text = Fields(values, f"{fields.origin}, text_config")
-    # the library does not apply this one in models with parts for images
+    # `transformers` does not apply this one in models with parts for images
     text.require("final_logit_softcapping", None)
     variant = super().read_variant(text)
     text.refuse_unused()

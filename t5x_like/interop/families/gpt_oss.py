@@ -7,8 +7,8 @@ import numpy as np
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
   Constant,
+  Custom,
   Field,
   Ignored,
   ModelType,
@@ -65,7 +65,7 @@ ENTRIES = (
     {True: ("qkv", "out", "mlp"), False: ("mlp",)},
     default=True,
   ),
-  Composed(_read_position, _ROPE.write),
+  Custom(_read_position, _ROPE.write),
   LayersByType(window=128, full_every=2),
   RoutedExperts(experts=128, top_k=4),
   Field("router_aux_loss_coef", "design.experts.balance_loss", default=0.001),

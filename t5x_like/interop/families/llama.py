@@ -4,7 +4,7 @@ from typing import Any
 
 from t5x_like.architectures.design import Variant
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Choice, Composed, Field, Ignored, ModelType
+from t5x_like.interop.config_table import Choice, Custom, Field, Ignored, ModelType
 from t5x_like.interop.decoders import GATED_ACTIVATIONS, HeadDim, Rope, SpecialTokens, Window
 from t5x_like.interop.tensor_mapping import prefix_table
 from t5x_like.models import llama
@@ -87,7 +87,7 @@ TYPES = (
     "LlamaForCausalLM",
     llama.Model,
     llama.LLAMA2,
-    (*COMMON, KV_HEADS, Composed(_read_biases, _write_biases)),
+    (*COMMON, KV_HEADS, Custom(_read_biases, _write_biases)),
     **TENSORS,
   ),
   ModelType(

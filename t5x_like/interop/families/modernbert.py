@@ -8,7 +8,7 @@ from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
+  Custom,
   Field,
   Ignored,
   ModelType,
@@ -92,7 +92,7 @@ MODERNBERT = (
   Field("norm_eps", "design.norm_epsilon", default=1e-5),
   Choice("norm_bias", "design.norm", NORMS, default=False),
   Choice("hidden_activation", "design.activation", {"gelu": "geglu"}, default="gelu"),
-  Composed(_read_layers, _write_layers),
+  Custom(_read_layers, _write_layers),
   SpecialTokens(modernbert.TOKENS, "bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"),
   Required("architectures", ["ModernBertForMaskedLM"]),
   Classes("ModernBert", (HEAD,)),

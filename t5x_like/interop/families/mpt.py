@@ -5,7 +5,7 @@ from typing import Any
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Composed, Field, Ignored, ModelType, Required
+from t5x_like.interop.config_table import Custom, Field, Ignored, ModelType, Required
 from t5x_like.interop.decoders import SpecialTokens
 from t5x_like.interop.tensor_layouts import map_stacked
 from t5x_like.interop.tensor_mapping import Layout, prefix_table
@@ -32,14 +32,17 @@ def _write_attention(variant: Variant) -> dict[str, Any]:
   """Return the fields of attention.
 
   Raises:
-    UserError: the positions are not ALiBi with MPT's slopes, which are those of the paper if the
+    UserError: the positions are not ALiBi with MPT's slopes, which equal the paper's slopes if the
       number of heads is a power of two.
   """
   position = variant.design.position
   heads = variant.dims.heads
-  accepted = ["alibi", {"name": "alibi"}] if heads & (heads - 1) == 0 else []
   mpt_position = {"name": "alibi", "mpt": True}
-  if position not in [*accepted, mpt_position]:
+  accepted = [mpt_position]
+  is_power_of_two = heads & (heads - 1) == 0
+  if is_power_of_two:
+    accepted += ["alibi", {"name": "alibi"}]
+  if position not in accepted:
     raise UserError(
       f"design.position is {position!r}; this model type supports only {mpt_position!r}"
     )
@@ -52,7 +55,7 @@ ENTRIES = (
   Field("n_layers", "dims.layers", default=24),
   Field("n_heads", "dims.heads", default=16),
   Field("layer_norm_epsilon", "design.norm_epsilon", default=1e-5),
-  Composed(_read_attention, _write_attention),
+  Custom(_read_attention, _write_attention),
   Field("tie_word_embeddings", "design.tied", default=True),
   SpecialTokens(),
   Required("expansion_ratio", 4),

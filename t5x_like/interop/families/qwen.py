@@ -4,7 +4,7 @@ from typing import Any
 
 from t5x_like.architectures.design import Variant
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Composed, Field, ModelType, Required
+from t5x_like.interop.config_table import Custom, Field, ModelType, Required
 from t5x_like.interop.decoders import (
   FULL,
   LOCAL,
@@ -89,7 +89,7 @@ QWEN2 = (
   MLP,
   Field("num_key_value_heads", "dims.kv_heads", default=32, nullable=True),
   READ_HEAD_DIM,
-  Composed(_read_windows, _write_windows),
+  Custom(_read_windows, _write_windows),
 )
 QWEN3 = (
   *COMMON,
@@ -97,18 +97,18 @@ QWEN3 = (
   Field("num_key_value_heads", "dims.kv_heads", default=32, nullable=True),
   HeadDim(default=128),
   llama.ATTENTION_BIAS,
-  Composed(_read_windows, _write_windows),
+  Custom(_read_windows, _write_windows),
 )
 QWEN3_MOE = (
   *COMMON,
   Field("num_key_value_heads", "dims.kv_heads", default=4, nullable=True),
   READ_HEAD_DIM,
   llama.ATTENTION_BIAS,
-  Composed(_read_windows, _write_window),
+  Custom(_read_windows, _write_window),
   RoutedExperts(experts=128, top_k=8, older_name="num_experts"),
   Field("norm_topk_prob", "design.experts.normalise", default=False),
   Field("router_aux_loss_coef", "design.experts.balance_loss", default=0.001),
-  Composed(_read_expert_layers, _write_expert_layers),
+  Custom(_read_expert_layers, _write_expert_layers),
   Required("mlp_only_layers", [], None),
 )
 LAYER = {

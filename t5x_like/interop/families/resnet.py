@@ -1,9 +1,7 @@
 """ResNet with frozen batch norm, as an image classifier or without a head.
 
-The tensors have the library's names or timm's.
-
-A model keeps the names of its files. Others are written with the library's names, unless the
-library cannot express them.
+Tensors have the names of `transformers` or of timm. A model keeps the names of its files. Others
+are written with the names of `transformers`, unless it cannot express them.
 """
 
 from typing import Any
@@ -12,7 +10,7 @@ from t5x_like.architectures.conv_encoder import ConvVariant
 from t5x_like.errors import UserError
 from t5x_like.interop import image_encoders, resnet, timm
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Composed, Field, Ignored, ModelType, Numbers
+from t5x_like.interop.config_table import Custom, Field, Ignored, ModelType, Numbers
 from t5x_like.interop.encoders import Classes, EncoderTensors, Head
 from t5x_like.interop.image_encoders import StageWidth
 from t5x_like.interop.timm import TimmHead, TimmType
@@ -26,7 +24,7 @@ HEADS = (
 RESNET = (
   *resnet.BACKBONE,
   StageWidth("hidden_sizes", "width", default=resnet.WIDTHS),
-  image_encoders.PRETRAINED_SIZE,  # a field of ours: the library takes any size
+  image_encoders.PRETRAINED_SIZE,  # a field of ours: `transformers` takes any size
   image_encoders.CHANNELS,
   Classes("ResNet", HEADS),
   Ignored("out_features", "out_indices", "stage_names", "_out_features", "_out_indices"),
@@ -48,12 +46,12 @@ def _timm_backbone(fields: Fields) -> dict[str, Any]:
 
 
 def _expansion(block: str) -> int:
-  """Return the channels of a block in channels of its inner convolution."""
+  """Return the ratio of a block's output channels to the channels of its inner convolution."""
   return 4 if block == "bottleneck" else 1
 
 
 def _read_blocks(fields: Fields) -> dict[str, Any]:
-  """Return the kind and the widths of blocks; `channels` counts those of inner convolutions."""
+  """Return the kind and the widths of blocks; `channels` has the widths of inner convolutions."""
   backbone = _timm_backbone(fields)
   block = backbone["block"]
   widths = backbone["widths"]
@@ -100,18 +98,18 @@ def _read_resolution(fields: Fields) -> dict[str, Any]:
 
 ARGUMENTS = (
   Numbers("layers", "backbone.depths"),
-  Composed(_ignore_channels, _write_channels),
-  Composed(_read_stride, _write_stride),
+  Custom(_ignore_channels, _write_channels),
+  Custom(_read_stride, _write_stride),
   Field("in_chans", "channels", default=3),
 )
 TIMM = (
   *timm.entries(
-    Composed(_read_blocks, _write_blocks),
+    Custom(_read_blocks, _write_blocks),
     TimmHead(TIMM_HEADS, "fc"),
     ARGUMENTS,
     lambda fields: {"layers": list(_timm_backbone(fields)["depths"])},
   ),
-  Composed(_read_resolution),
+  Custom(_read_resolution),
 )
 # Of both types; no output depends on the design.
 FILES = dict(ignored_suffixes=resnet.IGNORED_SUFFIXES, free=("design", "backbone.groups"))
@@ -122,7 +120,7 @@ TYPES = (
     models.Model,
     models.VARIANTS["resnet-50"],
     RESNET,
-    EncoderTensors("resnet", HEADS, resnet.LIBRARY_TENSORS, unread=()),
+    EncoderTensors("resnet", HEADS, resnet.TRANSFORMERS_TENSORS, unread=()),
     **FILES,
   ),
   TimmType(

@@ -9,7 +9,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Composed, ModelType
+from t5x_like.interop.config_table import Custom, ModelType
 from t5x_like.interop.encoders import Classes, EncoderTensors, Head, SpecialTokens
 from t5x_like.interop.variant_paths import get_attribute
 from t5x_like.models import roberta
@@ -56,7 +56,7 @@ def _write_positions(variant: Variant) -> dict[str, Any]:
 
 ROBERTA = (
   *encoders.BODY,
-  Composed(_read_positions, _write_positions),
+  Custom(_read_positions, _write_positions),
   encoders.EXACT_GELU,
   SpecialTokens(roberta.TOKENS, "bos_token_id", "eos_token_id"),
 )

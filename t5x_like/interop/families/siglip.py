@@ -8,12 +8,12 @@ from t5x_like.architectures.dual_encoder import DualVariant
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
+  Custom,
   Field,
   Ignored,
   Required,
   Section,
-  Written,
+  WriteOnly,
 )
 from t5x_like.interop.families import clip
 from t5x_like.interop.families.clip import DualType
@@ -60,22 +60,22 @@ def _write_width(variant: DualVariant) -> dict[str, Any]:
 
 
 IMAGE = (
-  Written("model_type", "siglip_vision_model"),
+  WriteOnly("model_type", "siglip_vision_model"),
   *clip.encoder_entries(768, 12, 3072, 1e-6, "gelu_pytorch_tanh"),
   *clip.image_entries(patch=16),
   Choice("vision_use_head", "head", {True: "attention_pool"}, default=True, written=False),
 )
 TEXT = (
-  Written("model_type", "siglip_text_model"),
+  WriteOnly("model_type", "siglip_text_model"),
   *clip.encoder_entries(768, 12, 3072, 1e-6, "gelu_pytorch_tanh"),
   Field("vocab_size", "vocab_size", default=32_000),
   Field("max_position_embeddings", "design.position.length", default=64),
-  Composed(_read_tokens, _write_tokens),
+  Custom(_read_tokens, _write_tokens),
   Ignored("projection_size"),
 )
 SIGLIP = (
   Required("architectures", ["SiglipModel"]),
-  Composed(_read_width),
+  Custom(_read_width),
   Section("vision_config", "image", IMAGE),
   Section("text_config", "text", TEXT, _write_width),
   Ignored("initializer_factor", "tie_word_embeddings", "text_config_dict", "vision_config_dict"),

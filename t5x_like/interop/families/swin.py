@@ -9,7 +9,7 @@ from t5x_like.interop import encoders, image_encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
+  Custom,
   Entry,
   Field,
   Ignored,
@@ -24,8 +24,8 @@ from t5x_like.models import swin
 from t5x_like.resolution import height_and_width
 
 HEADS = (image_encoders.CLASSIFIER, Head("Model", "image_features", {}))
-# Positions at the patches; the last is written as a table.
-_ABSOLUTE = ("none", "learned_1d", "sinusoidal_2d")
+# The positions at the patches that a file can express; sinusoids are written as a table.
+_PATCH_POSITIONS = ("none", "learned_1d", "sinusoidal_2d")
 
 
 def _read_absolute_positions(fields: Fields) -> dict[str, Any]:
@@ -34,31 +34,31 @@ def _read_absolute_positions(fields: Fields) -> dict[str, Any]:
 
 
 def _write_absolute_positions(variant: WindowVariant) -> dict[str, Any]:
-  if variant.patch_position not in _ABSOLUTE:
+  if variant.patch_position not in _PATCH_POSITIONS:
     raise UserError(
       f"config.model.patch_position: found {variant.patch_position!r}; this model type supports "
-      f"only {' or '.join(map(repr, _ABSOLUTE))}"
+      f"only {' or '.join(map(repr, _PATCH_POSITIONS))}"
     )
   is_absolute = variant.patch_position != "none"
   sides = height_and_width(variant.resolution)
   if is_absolute and any(side % variant.patch for side in sides):
     raise UserError(
-      f"config.model.resolution: found {variant.resolution}, no multiple of the patch's "
-      f"{variant.patch}; with positions at the patches this model type supports only multiples"
+      f"config.model.resolution: found {variant.resolution} with positions at patches of "
+      f"{variant.patch} pixels; this model type supports only multiples of the patch"
     )
   return {"use_absolute_embeddings": is_absolute}
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowSize(Field):
-  """The side length of windows, which the last stage has room for."""
+  """The side length of windows, which must fit in the grid of the last stage."""
 
   def write(self, variant: WindowVariant) -> dict[str, Any]:
     last = variant.grids[-1]
     if min(last.rows, last.columns) < variant.window:
       raise UserError(
         f"the last stage has {last.rows} x {last.columns} tokens, fewer than a window of "
-        f"{variant.window}, with which the library's swin fails"
+        f"{variant.window}, with which transformers' swin fails"
       )
     return super().write(variant)
 
@@ -78,7 +78,7 @@ def entries(bias: str) -> tuple[Entry, ...]:
     encoders.ACTIVATION,
     Field("layer_norm_eps", "design.norm_epsilon", default=1e-5),
     Choice("qkv_bias", "design.biases", biases, default=True),
-    Composed(_read_absolute_positions, _write_absolute_positions),
+    Custom(_read_absolute_positions, _write_absolute_positions),
     SquareSide("patch_size", "patch", default=4),
     image_encoders.PRETRAINED_SIZE,
     image_encoders.CHANNELS,

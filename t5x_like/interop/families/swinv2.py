@@ -6,7 +6,7 @@ from typing import Any
 from t5x_like.architectures.window_encoder import WindowVariant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Composed, Field, ModelType
+from t5x_like.interop.config_table import Custom, Field, ModelType
 from t5x_like.interop.encoders import Classes, EncoderTensors
 from t5x_like.interop.families import swin
 from t5x_like.interop.families.swin import HEADS
@@ -28,18 +28,21 @@ def _write_pretrained_windows(variant: WindowVariant) -> dict[str, Any]:
 
 
 class _SwinV2(ModelType):
-  """The type, whose windows the library limits by the images' height alone."""
+  """The type, whose windows `transformers` limits by the images' height alone."""
 
   def read_variant(self, fields: Fields) -> WindowVariant:
     variant = super().read_variant(fields)
     for stage in range(len(variant.depths)):
-      rows = max(1, height_and_width(variant.resolution)[0] // variant.patch >> stage)
-      # the window and the shift of the library
-      expected = (variant.window, variant.window // 2) if variant.window < rows else (rows, 0)
+      height, _ = height_and_width(variant.resolution)
+      rows = max(1, height // variant.patch // 2**stage)
+      # the window and the shift of `transformers`
+      expected = (rows, 0)
+      if variant.window < rows:
+        expected = (variant.window, variant.window // 2)
       if variant.stage_window(stage) != expected:
         raise UserError(
           f"config.model.resolution: found {variant.resolution}, whose width limits the windows of "
-          f"{variant.window} in stage {stage + 1}; the library's swinv2 takes them by the height; "
+          f"{variant.window} in stage {stage + 1}; transformers' swinv2 takes them by the height; "
           "choose wider images"
         )
     return variant
@@ -48,7 +51,7 @@ class _SwinV2(ModelType):
 SWINV2 = (
   *swin.entries("qv"),
   Field("window_size", "window", default=7),
-  Composed(_read_pretrained_windows, _write_pretrained_windows),
+  Custom(_read_pretrained_windows, _write_pretrained_windows),
   Classes("Swinv2", HEADS),
 )
 LAYER = {

@@ -1,8 +1,8 @@
 """Switch Transformers.
 
-We drop no tokens, so logits equal the library's as long as no expert gets more than the config's
-`expert_capacity` tokens (64 by default) of one sequence; models trained here are written with a
-capacity that none exceeds.
+We drop no tokens, so logits equal those of `transformers` as long as no expert gets more than the
+config's `expert_capacity` tokens (64 by default) of one sequence; models trained here are written
+with a capacity that none exceeds.
 """
 
 import dataclasses
@@ -12,12 +12,12 @@ from t5x_like.architectures.design import Variant
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
+  Custom,
   Field,
   Ignored,
   ModelType,
   Required,
-  Written,
+  WriteOnly,
 )
 from t5x_like.interop.families import t5
 from t5x_like.models import switch
@@ -50,12 +50,12 @@ ENTRIES = (
   *t5.COMMON_ENTRIES,
   Choice("dense_act_fn", "design.activation", ACTIVATIONS, default="relu"),
   Field("tie_word_embeddings", "design.logits_scale", default=True),
-  Composed(_read_expert_layers, _write_expert_layers),
+  Custom(_read_expert_layers, _write_expert_layers),
   Field("num_experts", "design.experts.experts"),
   Field("router_jitter_noise", "design.experts.jitter", default=0.01),
   Field("router_aux_loss_coef", "design.experts.balance_loss", default=0.001),
   Field("router_z_loss_coef", "design.experts.z_loss", default=0.001),
-  Written("expert_capacity", 2**20),  # none is dropped
+  WriteOnly("expert_capacity", 2**20),  # none is dropped
   Required("router_bias", False),
   Required("router_type", "tokens_masked"),
   Required("feed_forward_proj", "relu"),

@@ -6,7 +6,7 @@ from typing import Any
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.config_fields import Fields, find_key
-from t5x_like.interop.config_table import Composed, Field, HasTensor, Ignored, ModelType, Written
+from t5x_like.interop.config_table import Custom, Field, HasTensor, Ignored, ModelType, WriteOnly
 from t5x_like.interop.tensor_mapping import Layout, TensorMapping, prefix_table
 from t5x_like.models import t5
 
@@ -88,7 +88,7 @@ def _write_special_tokens(variant: Variant) -> dict[str, Any]:
 
 # Switch Transformers have these entries too.
 COMMON_ENTRIES = (
-  Written("is_encoder_decoder", True),
+  WriteOnly("is_encoder_decoder", True),
   Field("vocab_size", "vocab_size"),
   Field("d_model", "dims.embed"),
   Field("d_kv", "dims.head_dim"),
@@ -100,12 +100,12 @@ COMMON_ENTRIES = (
   Field("relative_attention_max_distance", "design.position.max_distance", default=128),
   Field("layer_norm_epsilon", "design.norm_epsilon", default=1e-6),
   HasTensor("lm_head.weight", "design.tied", present=False),
-  Composed(_read_special_tokens, _write_special_tokens),
+  Custom(_read_special_tokens, _write_special_tokens),
   Ignored("dropout_rate", "n_positions"),
 )
-_SHARED_ENTRIES = (*COMMON_ENTRIES, Composed(_read_activation, _write_activation))
-ENTRIES = (*_SHARED_ENTRIES, Composed(_read_scale, _write_scale))
-T5_ENTRIES = (*_SHARED_ENTRIES, Composed(_read_scale, _write_t5_scale))
+_SHARED_ENTRIES = (*COMMON_ENTRIES, Custom(_read_activation, _write_activation))
+ENTRIES = (*_SHARED_ENTRIES, Custom(_read_scale, _write_scale))
+T5_ENTRIES = (*_SHARED_ENTRIES, Custom(_read_scale, _write_t5_scale))
 
 SELF_ATTENTION = {
   "layer.0.layer_norm": "self_attention/in_norm",

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 
 from t5x_like.interop import image_encoders
-from t5x_like.interop.config_table import Composed, Field, ModelType, Required, Written
+from t5x_like.interop.config_table import Custom, Field, ModelType, Required, WriteOnly
 from t5x_like.interop.image_encoders import map_position_table
 from t5x_like.interop.tensor_layouts import map_with_leading_axes
 from t5x_like.interop.tensor_mapping import Layout, prefix_table
@@ -16,20 +16,20 @@ from t5x_like.models import vit
 
 
 def _canonical_name(name: str) -> str:
-  """Rename the decoder's layers, which some versions of the library write under another name."""
+  """Rename the decoder's layers, which some versions of `transformers` write under another name."""
   return name.replace("decoder.decoder_encoder.layer.", "decoder.decoder_layers.")
 
 
 MAE = (
   *image_encoders.VIT,
-  Composed(write_fields=image_encoders.require_position_table),
+  Custom(write_fields=image_encoders.require_position_table),
   Field("decoder_num_hidden_layers", "head.depth", default=8),
   Field("decoder_hidden_size", "head.embed", default=512),
   Field("decoder_num_attention_heads", "head.heads", default=16),
   Field("decoder_intermediate_size", "head.mlp", default=2048),
   Required("architectures", ["ViTMAEForPreTraining"]),
-  Written("mask_ratio", 0.75),
-  Written("norm_pix_loss", True),
+  WriteOnly("mask_ratio", 0.75),
+  WriteOnly("norm_pix_loss", True),
 )
 DECODER = {
   "decoder_embed": "head/project",

@@ -6,7 +6,7 @@ from typing import Any
 from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.interop import image_encoders, timm
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Choice, Composed, Field, Required, Written
+from t5x_like.interop.config_table import Choice, Custom, Field, Required, WriteOnly
 from t5x_like.interop.encoders import Head
 from t5x_like.interop.image_encoders import CLASS_TOKEN, ImageSize, SquareSide, map_position_table
 from t5x_like.interop.tensor_layouts import map_squares, map_stacked
@@ -64,14 +64,14 @@ def _write_layer_scale(variant: ImageVariant) -> dict[str, Any]:
   return {"init_values": variant.design.layer_scale}
 
 
-ARCHITECTURE = Written("architecture", "vit_base_patch16_224")  # which the arguments change
+ARCHITECTURE = WriteOnly("architecture", "vit_base_patch16_224")  # which the arguments change
 ARGUMENTS = (
   Field("embed_dim", "dims.embed"),
   Field("depth", "dims.layers"),
   Field("num_heads", "dims.heads"),
-  Composed(_read_mlp, _write_mlp),
+  Custom(_read_mlp, _write_mlp),
   image_encoders.BIASES,
-  Composed(_read_layer_scale, _write_layer_scale),
+  Custom(_read_layer_scale, _write_layer_scale),
   SquareSide("patch_size", "patch"),
   ImageSize("img_size", "resolution"),
   Field("in_chans", "channels", default=3),

@@ -4,7 +4,7 @@ from typing import Any
 
 from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Choice, Composed, Field, Ignored, ModelType, Required
+from t5x_like.interop.config_table import Choice, Custom, Field, Ignored, ModelType, Required
 from t5x_like.interop.decoders import PLAIN_ACTIVATIONS, SpecialTokens
 from t5x_like.interop.families import opt
 from t5x_like.interop.tensor_mapping import prefix_table
@@ -41,7 +41,7 @@ TYPES = (
       Field("ffn_dim", "dims.mlp", default=4096),
       Choice("activation_function", "design.activation", PLAIN_ACTIVATIONS, default="gelu"),
       Field("scale_embedding", "design.embed_scale", default=True),
-      Composed(_read_tokens, _write_tokens),
+      Custom(_read_tokens, _write_tokens),
       Required("tie_word_embeddings", True),
       Ignored("max_position_embeddings", "dropout", "attention_dropout", "activation_dropout"),
       Ignored("layerdrop"),

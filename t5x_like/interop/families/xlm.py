@@ -7,8 +7,8 @@ from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
   Constant,
+  Custom,
   Field,
   Ignored,
   ModelType,
@@ -44,7 +44,7 @@ XLM = (
   Field("emb_dim", "dims.embed", default=2048),
   Field("n_layers", "dims.layers", default=12),
   Field("n_heads", "dims.heads", default=16),
-  Composed(_read_languages, _write_languages),
+  Custom(_read_languages, _write_languages),
   Choice("gelu_activation", "design.activation", {True: "gelu", False: "relu"}, default=True),
   encoders.LENGTH,
   Field("layer_norm_eps", "design.norm_epsilon", default=1e-12),

@@ -8,13 +8,13 @@ from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
   Constant,
+  Custom,
   Field,
   Ignored,
   ModelType,
   Required,
-  Written,
+  WriteOnly,
 )
 from t5x_like.interop.encoders import Classes, EncoderTensors, Head
 from t5x_like.interop.tensor_layouts import (
@@ -73,14 +73,14 @@ XLNET = (
   Field("n_layer", "dims.layers", default=24),
   Field("n_head", "dims.heads", default=16),
   Field("d_inner", "dims.mlp", default=4096),
-  Composed(_read_head_dim, _write_head_dim),
+  Custom(_read_head_dim, _write_head_dim),
   Choice("ff_activation", "design.activation", encoders.ACTIVATIONS, default="gelu"),
   Field("layer_norm_eps", "design.norm_epsilon", default=1e-12),
   encoders.INITIALIZER,
-  Composed(_read_special_tokens, _write_special_tokens),
-  Written("bos_token_id", 1),
-  Written("eos_token_id", 2),
-  Written("mem_len", None),
+  Custom(_read_special_tokens, _write_special_tokens),
+  WriteOnly("bos_token_id", 1),
+  WriteOnly("eos_token_id", 2),
+  WriteOnly("mem_len", None),
   Classes("XLNet", HEADS),
   Constant("tie_word_embeddings", True),
   Required("attn_type", "bi"),
