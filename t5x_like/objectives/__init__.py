@@ -69,7 +69,7 @@ def check_declarations(name: str, objective: Any) -> None:
 
 
 def evaluate(
-  objective: "Base", model: Any, batch: dict, key: Any = None
+  objective: "BaseObjective", model: Any, batch: dict, key: Any = None
 ) -> tuple[Any, dict[str, Any]]:
   """Return (loss sum, sums) of a batch.
 
@@ -101,8 +101,8 @@ def evaluate(
   return outcome
 
 
-class Base:
-  """An objective's declarations, checked before anything is compiled.
+class BaseObjective:
+  """The base of objectives: their declarations, checked before anything is compiled.
 
   Attributes:
     model_inputs: alternative inputs of the model, the one whose axes its outputs share.
@@ -176,7 +176,9 @@ class Base:
     return model
 
 
-OBJECTIVES = Slot(__name__, "Objective", base=Base, guide="docs/how-to/add-an-objective.md")
+OBJECTIVES = Slot(
+  __name__, "Objective", base=BaseObjective, guide="docs/how-to/add-an-objective.md"
+)
 
 
 def flatten_rows(batch: dict) -> dict:

@@ -27,21 +27,22 @@ def label_losses(
     shares = [(batch["label"], share_B), (batch["other_label"], 1.0 - share_B)]
   logits_BV = logits_BV.astype(jnp.float32)
   smoothing = label_smoothing * (1.0 - 1.0 / logits_BV.shape[-1])  # the part that leaves the label
-  label_sums = [
-    _cross_entropy(logits_BV, label_B, batch["example_weights"] * share_B, smoothing)
-    for label_B, share_B in shares
-  ]
-  total, sums = jax.tree.map(lambda *x: sum(x), *label_sums)
   # the first of equal logits: all are equal in a new head, and often in bfloat16
   best_B = jnp.argmax(logits_BV, axis=-1)
-  sums["correct"] = sum(
-    jnp.sum((best_B == label_B) * batch["example_weights"] * share_B) for label_B, share_B in shares
-  )
+  total = 0
+  sums = {"loss": 0, "correct": 0, "weights": 0}
+  for label_B, share_B in shares:
+    weights_B = batch["example_weights"] * share_B
+    label_total, label_sums = _cross_entropy(logits_BV, label_B, weights_B, smoothing)
+    total += label_total
+    sums["loss"] += label_sums["loss"]
+    sums["correct"] += jnp.sum((best_B == label_B) * weights_B)
+    sums["weights"] += label_sums["weights"]
   if loss == "sigmoid":
     total, sums["loss"] = _binary_cross_entropy(
       logits_BV, shares, batch["example_weights"], label_smoothing
     )
-  return total, {name: sums[name] for name in ("loss", "correct", "weights")}
+  return total, sums
 
 
 def _cross_entropy(
@@ -55,7 +56,11 @@ def _cross_entropy(
 def _binary_cross_entropy(
   logits_BV: jax.Array, shares: list, weights_B: jax.Array, label_smoothing: float
 ) -> tuple[jax.Array, jax.Array]:
-  """Return the sum of the losses with smoothing, and without."""
+  """Return the sum of the losses with smoothing, and without.
+
+  Args:
+    shares: (label [B], its share of the example [B]) for each label of an example.
+  """
   V = logits_BV.shape[-1]
   right_BV = sum((share_B > 0)[:, None] * jax.nn.one_hot(label_B, V) for label_B, share_B in shares)
   right_BV = jnp.minimum(right_BV, 1.0)  # two images of one class

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.nn.dims import subkey
-from t5x_like.objectives import Base
+from t5x_like.objectives import BaseObjective
 from t5x_like.objectives._losses import Batch
 from t5x_like.parallel.constrain import constrain
 
@@ -13,7 +13,7 @@ from t5x_like.parallel.constrain import constrain
 MASKED = -1e9
 
 
-class ImageTextObjective(Base):
+class ImageTextObjective(BaseObjective):
   """The base of objectives on pairs, where image i belongs to text i.
 
   Subclasses have a field `chunks`.
@@ -87,7 +87,7 @@ def gather_rows(x: jax.Array) -> jax.Array:
   return constrain(x, *[None] * x.ndim)
 
 
-def cosines(a_bP: jax.Array, b_BP: jax.Array) -> jax.Array:
+def inner_products(a_bP: jax.Array, b_BP: jax.Array) -> jax.Array:
   """Return the inner products of all pairs, float32 [b, B]; the cosines of unit vectors.
 
   They have full precision, because losses multiply them by up to 100.

@@ -161,21 +161,26 @@ class Chunking:
 
   @classmethod
   def for_logits(cls, logits: VocabularyLogits) -> "Chunking":
+    """Return the fewest chunks of logits that fit in `MAX_CHUNK_LOGITS` on each device."""
     B, T, V = logits.shape
     vocab_shards = max(ways("vocab"), ways("activation_vocab"))
     sequence_shards = ways("length")
-    vocab_shards = vocab_shards if V % vocab_shards == 0 else 1
-    sequence_shards = sequence_shards if T % sequence_shards == 0 else 1
+    if V % vocab_shards:
+      vocab_shards = 1
+    if T % sequence_shards:
+      sequence_shards = 1
     tokens = max(1, B * T // (ways("batch") * sequence_shards))
     width = V // vocab_shards
     length = T // sequence_shards
     # a split kernel is gathered by chunks
     fits = tokens * width <= MAX_CHUNK_LOGITS and vocab_shards * ways("embed") == 1
-    max_columns = (
-      width if fits else min(max(MAX_CHUNK_LOGITS // tokens, MIN_CHUNK_COLUMNS), MAX_CHUNK_COLUMNS)
-    )
-    even = -(-width // -(-width // max_columns))
-    columns = min(-(-even // LANES) * LANES, width)
+    max_columns = width
+    if not fits:
+      max_columns = max(MAX_CHUNK_LOGITS // tokens, MIN_CHUNK_COLUMNS)
+      max_columns = min(max_columns, MAX_CHUNK_COLUMNS)
+    num_chunks = -(-width // max_columns)
+    even_columns = -(-width // num_chunks)
+    columns = min(-(-even_columns // LANES) * LANES, width)
     token_chunks = count_chunks(length, tokens * columns, MAX_CHUNK_LOGITS)
     return cls(V, logits.tied, logits.softcap, vocab_shards, columns, sequence_shards, token_chunks)
 
@@ -185,10 +190,12 @@ class Chunking:
 
   @property
   def overlaps(self) -> bool:
+    """Whether the last chunk has columns of the previous chunk."""
     return self.vocab // self.vocab_shards % self.columns > 0
 
   @property
   def count(self) -> int:
+    """The number of chunks of the vocabulary."""
     return -(-self.vocab // self.vocab_shards // self.columns)
 
   def scan(self, body: Callable, carry):
@@ -225,6 +232,7 @@ class Chunking:
     return jnp.moveaxis(x, 2, 0).reshape(self.token_chunks, B, T // self.token_chunks, *trailing)
 
   def merge_tokens(self, x: jax.Array) -> jax.Array:
+    """Undo `split_tokens`."""
     rows, B, length, *trailing = x.shape
     x = x.reshape(rows, B, self.sequence_shards, length // self.sequence_shards, *trailing)
     return jnp.moveaxis(x, 0, 2).reshape(B, rows * length, *trailing)
@@ -244,6 +252,7 @@ class Chunking:
   def vocabulary_chunk(
     self, kernel: jax.Array, bias: jax.Array | None, index: jax.Array, dtype: jnp.dtype
   ) -> VocabularyChunk:
+    """Return a chunk of a kernel and a bias, gathered, in `dtype`."""
     width = self.vocab // self.vocab_shards
     first = index * self.columns
     start = jnp.minimum(first, width - self.columns)
@@ -274,7 +283,8 @@ class Chunking:
     logits = constrain(logits, "batch", "length", "activation_vocab", None)
     if chunk.bias_pc is not None:
       logits = logits + chunk.bias_pc
-    logits = logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
+    if self.softcap is not None:
+      logits = self.softcap * jnp.tanh(logits / self.softcap)
     return jnp.where(chunk.ids_pc < 0, -jnp.inf, logits) if self.overlaps else logits
 
 

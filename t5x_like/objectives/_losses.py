@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
-from t5x_like.objectives import Base
+from t5x_like.objectives import BaseObjective
 from t5x_like.objectives._cross_entropy import statistics
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, jax.Array]
 
 
-class EncoderTargets(Base):
+class EncoderTargets(BaseObjective):
   """The base of objectives that predict some or all tokens of an encoder."""
 
   model_inputs = ("encoder_input_tokens",)
@@ -22,7 +22,7 @@ class EncoderTargets(Base):
   weights = "encoder_loss_weights"
 
 
-class DecoderTargets(Base):
+class DecoderTargets(BaseObjective):
   """Cross-entropy of a decoder's targets.
 
   Subclasses have the fields `label_smoothing` and `z_loss`.

@@ -17,7 +17,7 @@ from t5x_like.objectives._cross_entropy import MAX_CHUNK_LOGITS, Chunking, count
 from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
 from t5x_like.parallel.constrain import ways
 
-TokenFigures = dict[str, jax.Array]
+TokenMetrics = dict[str, jax.Array]
 
 
 class TokenDistillation(DecoderTargets):
@@ -37,41 +37,41 @@ class TokenDistillation(DecoderTargets):
     self,
     outputs: dict,
     batch: Batch,
-    divergence: Callable[..., TokenFigures],
+    divergence: Callable[..., TokenMetrics],
     other_logits: Sequence,
     *arrays: jax.Array,
   ) -> tuple[jax.Array, Sums]:
-    """Sum the loss and its figures over tokens.
+    """Sum the loss and the metrics over tokens.
 
     Args:
-      outputs: the student's.
+      outputs: the outputs of the student.
       divergence: `(log-probabilities of the student [B, t, V], other logits [B, t, V],
-        arrays [B, t, …]) -> figures [B, t]`, one of them `distillation_loss`.
+        arrays [B, t, …]) -> metrics [B, t]` of a chunk of t tokens, one of them
+        `distillation_loss`.
       other_logits: further logits, [B, T, V].
-      arrays: [B, T, …].
+      arrays: further arguments of `divergence`, [B, T, …].
 
     Returns:
-      (loss sum, sums): `loss` (of the targets), `correct`, `weights`, the figures, and the scalars
-      of the model.
+      (loss sum, sums): `loss` (of the targets), `correct`, `weights`, the metrics of `divergence`,
+      and the scalars of the model.
     """
 
-    def figures_of_chunk(student_BtV, *arguments):
-      *arguments, targets_Bt = arguments
+    def measure_chunk(student_BtV, *arguments):
+      *divergence_arguments, targets_Bt = arguments
       log_q_BtV = jax.nn.log_softmax(student_BtV)
       target_log_q_Bt = jnp.take_along_axis(log_q_BtV, targets_Bt[..., None], axis=-1)[..., 0]
-      figures = {
+      metrics = {
         "loss": -target_log_q_Bt,
         "correct": target_log_q_Bt >= jnp.max(log_q_BtV, axis=-1),
       }
-      return figures | divergence(log_q_BtV, *arguments)
+      return metrics | divergence(log_q_BtV, *divergence_arguments)
 
-    figures = map_token_chunks(
-      figures_of_chunk, (outputs["logits"], *other_logits), *arrays, batch[self.targets]
+    metrics = map_token_chunks(
+      measure_chunk, (outputs["logits"], *other_logits), *arrays, batch[self.targets]
     )
     weights_BT = batch[self.weights]
-    sums = {name: jnp.sum(x_BT * weights_BT) for name, x_BT in figures.items()} | {
-      "weights": jnp.sum(weights_BT)
-    }
+    sums = {name: jnp.sum(x_BT * weights_BT) for name, x_BT in metrics.items()}
+    sums["weights"] = jnp.sum(weights_BT)
     loss = (1 - self.share) * sums["loss"] + self.share * sums["distillation_loss"]
     return add_auxiliary(loss, sums, outputs)
 
@@ -132,7 +132,7 @@ def _dense(logits: jax.Array | VocabularyLogits, x: jax.Array) -> jax.Array:
 
 def full_divergence(
   log_q_BtV: jax.Array, teacher_BtV: jax.Array, temperature: float = 1.0
-) -> TokenFigures:
+) -> TokenMetrics:
   """Return KL(teacher || student) of each token in nats, and whether both predict the same.
 
   At a temperature T, logits of both are divided by T, and the divergence is multiplied by T^2,
@@ -141,7 +141,8 @@ def full_divergence(
   out.
   """
   V = min(log_q_BtV.shape[-1], teacher_BtV.shape[-1])
-  log_q_BtV = log_q_BtV if temperature == 1.0 else jax.nn.log_softmax(log_q_BtV / temperature)
+  if temperature != 1.0:
+    log_q_BtV = jax.nn.log_softmax(log_q_BtV / temperature)
   log_q_BtV = log_q_BtV[..., :V]
   log_p_BtV = jax.nn.log_softmax(teacher_BtV[..., :V] / temperature)
   same_Bt = jnp.argmax(log_p_BtV, axis=-1) == jnp.argmax(log_q_BtV, axis=-1)
@@ -151,7 +152,7 @@ def full_divergence(
 
 def top_k_divergence(
   log_q_BtV: jax.Array, ids_Btk: jax.Array, log_p_Btk: jax.Array
-) -> TokenFigures:
+) -> TokenMetrics:
   """Return KL(teacher || student) over the teacher's k likeliest tokens and one further event.
 
   The event is that the token is none of the k; `remainder` is its probability by the teacher. This

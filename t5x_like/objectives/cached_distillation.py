@@ -46,5 +46,5 @@ class Objective(TokenDistillation):
       (loss sum, sums), see `TokenDistillation.mix_losses`, with `distillation_loss`, `remainder`
       and `agreement`.
     """
-    taught = batch["teacher_tokens"], batch["teacher_log_probabilities"]
-    return self.mix_losses(model.outputs(batch, key), batch, top_k_divergence, (), *taught)
+    teacher = (batch["teacher_tokens"], batch["teacher_log_probabilities"])
+    return self.mix_losses(model.outputs(batch, key), batch, top_k_divergence, (), *teacher)

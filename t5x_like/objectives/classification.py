@@ -6,14 +6,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from t5x_like.objectives import Base
+from t5x_like.objectives import BaseObjective
 from t5x_like.objectives._class_losses import LABEL_LOSSES, label_losses
 from t5x_like.objectives._losses import Sums, add_auxiliary
 from t5x_like.slots import Rate
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Base):
+class Objective(BaseObjective):
   """The cross-entropy of classes, or the squared error of a regression.
 
   The dtype of `label` decides: int32 [B] for classes, float32 [B] for a regression, whose head has

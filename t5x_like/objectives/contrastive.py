@@ -1,6 +1,7 @@
 """Contrastive training of an image and a text encoder (CLIP, Radford et al. 2021, figure 3)."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,9 @@ import jax.numpy as jnp
 from t5x_like.objectives._contrastive import (
   MASKED,
   ImageTextObjective,
-  cosines,
   embed_in_chunks,
   gather_rows,
+  inner_products,
   map_chunks,
 )
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
@@ -50,20 +51,17 @@ class Objective(ImageTextObjective):
     text_BP = outputs["text_embeddings"]
     padding_mask_B = jnp.where(gather_rows(weights_B) > 0, 0.0, MASKED)
 
-    def compare(a_bP, own_bP, b_BP):
-      logits_bB = scale * cosines(a_bP, b_BP) + padding_mask_B
-      own_b = scale * jnp.sum(a_bP * own_bP, axis=-1)
-      loss_b = jax.nn.logsumexp(logits_bB, axis=1) - own_b
-      return loss_b, own_b >= jnp.max(logits_bB, axis=1) - 1e-5 * scale
+    def compare(candidates_BP, a_bP, match_bP):
+      logits_bB = scale * inner_products(a_bP, candidates_BP) + padding_mask_B
+      match_logit_b = scale * jnp.sum(a_bP * match_bP, axis=-1)
+      loss_b = jax.nn.logsumexp(logits_bB, axis=1) - match_logit_b
+      # the match is among the candidates; the two products may round differently
+      return loss_b, match_logit_b >= jnp.max(logits_bB, axis=1) - 1e-5 * scale
 
-    every_text_BP = gather_rows(text_BP)
-    loss_B, correct_B = map_chunks(
-      lambda a, own: compare(a, own, every_text_BP), self.chunks, image_BP, text_BP
-    )
-    every_image_BP = gather_rows(image_BP)
-    reverse_loss_B, _ = map_chunks(
-      lambda a, own: compare(a, own, every_image_BP), self.chunks, text_BP, image_BP
-    )
+    compare_to_texts = functools.partial(compare, gather_rows(text_BP))
+    loss_B, correct_B = map_chunks(compare_to_texts, self.chunks, image_BP, text_BP)
+    compare_to_images = functools.partial(compare, gather_rows(image_BP))
+    reverse_loss_B, _ = map_chunks(compare_to_images, self.chunks, text_BP, image_BP)
     loss = jnp.sum((loss_B + reverse_loss_B) / 2 * weights_B)
     sums = {"loss": loss, "correct": jnp.sum(correct_B * weights_B), "weights": jnp.sum(weights_B)}
     return add_auxiliary(loss, sums, outputs)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.errors import UserError
-from t5x_like.objectives import Base
+from t5x_like.objectives import BaseObjective
 from t5x_like.objectives._class_losses import LABEL_LOSSES, label_losses
 from t5x_like.objectives._losses import Sums, add_auxiliary
 from t5x_like.resolution import height_and_width
@@ -19,7 +19,7 @@ from t5x_like.slots import Rate
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Base):
+class Objective(BaseObjective):
   """`(1 - share) * CE(class head, label) + share * D(distillation head, teacher)`.
 
   D is the cross-entropy of the teacher's likeliest class (`hard`, equation 3 with a share of 1/2),

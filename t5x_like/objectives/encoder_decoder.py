@@ -1,4 +1,4 @@
-"""Compute the loss of encoder-decoders: the cross-entropy of the decoder's targets."""
+"""The objective of encoder-decoders: cross-entropy of the decoder's targets."""
 
 import dataclasses
 

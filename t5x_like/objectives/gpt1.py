@@ -8,12 +8,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from t5x_like.objectives import Base, flatten_rows
+from t5x_like.objectives import BaseObjective, flatten_rows
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary, spread_evenly, token_losses
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Base):
+class Objective(BaseObjective):
   """The loss `L2 + lambda * L1` of fine-tuning (equation 5).
 
   L2 is the labels' loss, a mean over examples. L1 is the language model's loss, a mean over tokens.

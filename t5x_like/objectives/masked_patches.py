@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.architectures.image_encoder import patchify
-from t5x_like.objectives import Base
+from t5x_like.objectives import BaseObjective
 from t5x_like.objectives._losses import Sums, add_auxiliary
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Base):
+class Objective(BaseObjective):
   """The mean squared error of each image's masked pixels.
 
   Attributes:

@@ -9,9 +9,9 @@ from t5x_like.errors import UserError
 from t5x_like.objectives._contrastive import (
   MASKED,
   ImageTextObjective,
-  cosines,
   embed_in_chunks,
   gather_rows,
+  inner_products,
   map_chunks,
 )
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
@@ -54,14 +54,13 @@ class Objective(ImageTextObjective):
     padding_mask_B = jnp.where(gather_rows(weights_B) > 0, 0.0, MASKED)
     text_BP = gather_rows(outputs["text_embeddings"])
 
-    def compare(a_bP, own_bP, rows_b):
-      logits_bB = scale * cosines(a_bP, text_BP) + bias + padding_mask_B
-      own_b = scale * jnp.sum(a_bP * own_bP, axis=-1) + bias
-      is_own = rows_b[:, None] == jnp.arange(len(text_BP))
-      loss_b = jax.nn.softplus(-own_b) + jnp.sum(
-        jnp.where(is_own, 0.0, jax.nn.softplus(logits_bB)), axis=1
-      )
-      return loss_b, own_b >= jnp.max(logits_bB, axis=1) - 1e-5 * scale
+    def compare(a_bP, match_bP, rows_b):
+      logits_bB = scale * inner_products(a_bP, text_BP) + bias + padding_mask_B
+      match_logit_b = scale * jnp.sum(a_bP * match_bP, axis=-1) + bias
+      is_match_bB = rows_b[:, None] == jnp.arange(len(text_BP))
+      loss_bB = jnp.where(is_match_bB, 0.0, jax.nn.softplus(logits_bB))
+      loss_b = jax.nn.softplus(-match_logit_b) + jnp.sum(loss_bB, axis=1)
+      return loss_b, match_logit_b >= jnp.max(logits_bB, axis=1) - 1e-5 * scale
 
     rows_B = jnp.arange(len(weights_B))
     arrays = outputs["image_embeddings"], outputs["text_embeddings"], rows_B

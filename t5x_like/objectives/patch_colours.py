@@ -7,12 +7,12 @@ import dataclasses
 
 import jax
 
-from t5x_like.objectives import Base
+from t5x_like.objectives import BaseObjective
 from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Base):
+class Objective(BaseObjective):
   """Cross-entropy of `patch_colours`, averaged over corrupted patches.
 
   BERT's loss is averaged over masked tokens in the same way.

@@ -52,7 +52,7 @@ class Objective(EncoderTargets):
     Raises:
       UserError: the model has no such head.
     """
-    if not hasattr(model.head, "boundary"):
+    if not hasattr(model.head, "predict_from_boundary"):
       raise UserError(
         "objective span_boundary: the model has no head for it; set "
         "--config.model.head=span_boundary"
@@ -66,7 +66,9 @@ class Objective(EncoderTargets):
     loss, sums = add_auxiliary(loss, sums, outputs)
     starts_BK = gather_masked(batch, "encoder_span_starts")
     ends_BK = gather_masked(batch, "encoder_span_ends")
-    logits_BKV = model.head.boundary(x_BSD, positions_BK, starts_BK, ends_BK, model.embed)
+    logits_BKV = model.head.predict_from_boundary(
+      x_BSD, positions_BK, starts_BK, ends_BK, model.embed
+    )
     boundary_loss, boundary = token_losses(logits_BKV, targets_BK, weights_BK, 0.0, 0.0)
     sums |= {"span_boundary_loss": boundary["loss"], "span_boundary_accuracy": boundary["correct"]}
     return loss + self.span_boundary * boundary_loss, sums

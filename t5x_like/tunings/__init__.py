@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from t5x_like.slots import Slot
 
-Named = dict[str, jax.Array]
+Named = dict[str, jax.Array]  # by name of parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,11 @@ class BaseTuning:
   def scale_rates(
     self, optimizer: optax.GradientTransformation, named: dict[str, Any]
   ) -> optax.GradientTransformation:
-    """Return the optimizer with the learning rates of parameters, by name, changed."""
+    """Return the optimizer with other learning rates for some parameters.
+
+    Args:
+      named: the parameters, which may be abstract, by name.
+    """
     return optimizer
 
   def trained_names(self, named: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Learning rates of single parameters, as multiples of the schedule's rate."""
+"""Scale the learning rate of each parameter, as a multiple of the schedule's rate."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,8 @@ def scale_updates(optimizer, scales: dict[str, np.ndarray | float]) -> optax.Gra
 
   Args:
     optimizer: the transformation whose updates are scaled.
-    scales: by name of parameter, a number or, for stacked layers, an array with one scale a layer.
+    scales: for each parameter, by name, a number or, for stacked layers, an array with a scale for
+      each layer.
   """
 
   def update(grads: Named, state, params: Named, **extra):

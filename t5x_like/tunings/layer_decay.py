@@ -22,11 +22,16 @@ _INPUTS = {
 }
 _INPUTS |= {"registers", "first", "first_norm", "second"}  # the convolutions before the first stage
 _NORMS = {"final_norm", "norm", "decoder_norm"}
+# The beginning of the name of a parameter in a layer: the tower, then one of the forms below.
 _RUN = re.compile(
   r"(?P<tower>.*?)"
-  r"(?:convolutions/(?P<convolution>\d+)/|(?:stage_(?P<stage>\d+)|(?P<word>third|fourth))/(?P<stacked>stack/blocks/)?"
-  r"|(?P<stack>\w+)/blocks/|stages/(?P<convolved>\d+)/(?P<block>\d+)/|merge(?:s|_norms)/(?P<merge>\d+)/)"
+  r"(?:convolutions/(?P<convolution>\d+)/"
+  r"|(?:stage_(?P<stage>\d+)|(?P<word>third|fourth))/(?P<stacked>stack/blocks/)?"
+  r"|(?P<stack>\w+)/blocks/"
+  r"|stages/(?P<convolved>\d+)/(?P<block>\d+)/"
+  r"|merge(?:s|_norms)/(?P<merge>\d+)/)"
 )
+_STAGE_WORDS = {"third": 3, "fourth": 4}
 _BACKBONE = "backbone/"  # the tower of a convolutional network below a Transformer
 _PERIOD_INDEX = re.compile(r"blocks/\w+?_(\d+)/")
 
@@ -154,7 +159,7 @@ def _find_run(name: str) -> Run | None:
     return stages, (1, int(match["convolved"]), int(match["block"]))
   if match["merge"]:
     return stages, (1, int(match["merge"]) + 1, 0)
-  stage = int(match["stage"] or {"third": 3, "fourth": 4}[match["word"]])
+  stage = int(match["stage"]) if match["stage"] else _STAGE_WORDS[match["word"]]
   follows_first_block = 1 if match["stacked"] else 0
   return stages, (1, stage, follows_first_block)
 
@@ -171,5 +176,5 @@ def _repeats(p) -> int:
 
 
 def _is_stacked(p) -> bool:
-  """Return whether the leading axis of a parameter is that of the layers."""
+  """Return whether the leading axis of a parameter is the layers axis."""
   return p.axes[:1] == ("layers",)

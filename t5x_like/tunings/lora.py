@@ -16,12 +16,13 @@ class Tuning(BaseTuning):
   """Train adapters on frozen kernels (Hu et al. 2021); see `nn/lora.py`.
 
   Attributes:
-    rank: of the adapters.
-    alpha: their output is scaled by alpha / rank, so that one learning rate suits many ranks.
-    targets: patterns of the kernels that get one: `query`, `value`, `mlp/layer/*`, `*` for all but
-      `also`.
-    also: patterns of parameters that are trained in full; by default of a head for labels, which is
-      new, but not the kernel of a language model's.
+    rank: rank of the adapters.
+    alpha: an adapter's output is scaled by alpha / rank, so that one learning rate suits many
+      ranks.
+    targets: patterns of the kernels that get an adapter: `query`, `value`, `mlp/layer/*`, `*` for
+      all but `also`.
+    also: patterns of parameters that are trained in full; by default a head for labels, which is
+      new, but not the kernel of a language model's head.
   """
 
   rank: PositiveInt = 8

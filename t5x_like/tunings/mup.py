@@ -20,10 +20,10 @@ from t5x_like.tunings import BaseTuning, Named
 
 _BASE = "config.tuning.base"
 _WIDTHS = ("embed", "heads", "kv_heads", "mlp")  # logical axes that grow with the model
-# Optimizers whose updates have a size of their own.
+# Optimizers whose updates do not grow with the gradients.
 _KNOWN_OPTIMIZERS = ("adamw", "lion", "ademamix", "adafactor")
-_TABLE = ("vocab", "embed")
-_OUTPUT = ("embed", "vocab")
+_TABLE = ("vocab", "embed")  # the axes of a token table
+_OUTPUT = ("embed", "vocab")  # the axes of an output projection
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class Tuning(BaseTuning):
   weights is as strong at all widths.
 
   Attributes:
-    base: the model whose hyperparameters hold: a width, at which heads and feed-forward width are
-      in proportion; the name of a variant; or sizes that differ, such as {"embed": 128, "heads": 2,
+    base: the model whose hyperparameters are used: a width, with heads and feed-forward width in
+      proportion; the name of a variant; or changed sizes, such as {"embed": 128, "heads": 2,
       "kv_heads": 2, "mlp": 512}.
-    relative: whether updates are in proportion to a parameter's size, as Adafactor's may be;
-      computed, and None for an optimizer whose rates muP does not know.
+    relative: whether updates are in proportion to a parameter's size, as Adafactor's may be. It is
+      computed from `config.optimizer`; None for an optimizer whose rates muP does not know.
   """
 
   base: PositiveInt | str | dict
@@ -97,8 +97,8 @@ def _resolve_config(config: ConfigDict, base: int | str | dict) -> ConfigDict:
   return config
 
 
-def _variants(values: ConfigDict, base: int | str | dict) -> tuple[type, Any, Any]:
-  """Return (the family's class, the variant of `config.model`, the base)."""
+def _find_variants(values: ConfigDict, base: int | str | dict) -> tuple[type, Any, Any]:
+  """Return (the family's class, the variant of `config.model`, the variant of the base model)."""
   family = slots.find("config.model.name", values.name, t5x_like.models, "Model")
   variant = slots.resolve_variant(family, values)
   variants = getattr(family, "VARIANTS", {})
@@ -107,7 +107,7 @@ def _variants(values: ConfigDict, base: int | str | dict) -> tuple[type, Any, An
 
 def _factors(values: ConfigDict, base: int | str | dict) -> dict[str, float]:
   """Return the fields of a design that muP sets, by name; none at the base's sizes."""
-  _, variant, narrow = _variants(values, base)
+  _, variant, narrow = _find_variants(values, base)
   if stack_dims(variant) is None or "design" not in values:
     return {}
   changes = values.design.to_dict()
@@ -137,7 +137,7 @@ def _token_width(variant: Any) -> int:
 
 def _base_params(values: ConfigDict, base: int | str | dict) -> tuple[dict[str, Any], Any]:
   """Return (the abstract parameters of the base model by name, its design or None)."""
-  family, variant, narrow = _variants(values, base)
+  family, variant, narrow = _find_variants(values, base)
   _, arguments = slots.name_and_arguments("config.model", values)
   for key in _factors(values, base):
     del arguments["design"][key]

@@ -83,7 +83,7 @@ def test_loss_chart_shows_the_unit():
 
 
 def test_missing_sums_and_declarations_are_refused():
-  class Hinge(objectives.Base):
+  class Hinge(objectives.BaseObjective):
     model_inputs = ("decoder_input_tokens",)
     targets = "label"
 
@@ -111,7 +111,7 @@ def test_missing_sums_and_declarations_are_refused():
 
 
 def test_declaration_renamed_since_version_0_1_is_refused_with_its_new_name():
-  class Hinge(objectives.Base):
+  class Hinge(objectives.BaseObjective):
     model_inputs = ("encoder_input_tokens",)
     targets = "label"
     weights = "label"

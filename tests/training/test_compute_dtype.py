@@ -20,7 +20,7 @@ FLOAT32_FUNCTIONS = (
   "RelativeBias.bias",
   "RelativeBias.by_distance",
   "float32_product",
-  "cosines",
+  "inner_products",
   "assign_queries",
 )
 ONE_OF_EACH = [
