@@ -1,9 +1,10 @@
 """Attention that adds position vectors to queries and keys, but not to values.
 
-It is figure 10 of Carion et al. 2020.
+See Carion et al. 2020, figure 10.
 """
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax
@@ -19,7 +20,7 @@ from t5x_like.nn.layer import Context
 from t5x_like.nn.stack import Stack
 
 _TEMPERATURE = 10_000
-_SCALE = 6.283185307179586
+_SCALE = 2 * math.pi
 _EPSILON = 1e-6
 _MAX_CELLS = 50  # rows and columns of a map, as in the authors' code
 

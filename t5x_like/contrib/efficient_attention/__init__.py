@@ -1,4 +1,4 @@
 """Efficient attention: sparse, projected and compressed attention for long sequences.
 
-The cores are those of BigBird, Linformer and T-DMCA, and each has the family of its paper.
+It has the cores of BigBird, Linformer and T-DMCA, and for each core the family of its paper.
 """

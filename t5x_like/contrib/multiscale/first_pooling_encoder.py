@@ -1,6 +1,7 @@
-"""The image encoder of the first MViT.
+"""The image encoder of MViT, version 1.
 
-Its pooling has no shortcut of queries, and its stages end by widening.
+Unlike in version 2, pooled queries are not added to the attended values, and tokens become wider at
+the end of a stage instead of its start.
 """
 
 import dataclasses
@@ -83,9 +84,9 @@ class FirstPoolingBuilder(PoolingBuilder):
   ATTENTION = FirstPoolingAttention
 
   def build_end_block(self, rngs: nnx.Rngs, width: int) -> Block:
-    """Build the first or the last block of a stage, which writes tokens of `width`.
+    """Build the first or the last block of a stage, which returns tokens of `width`.
 
-    It may pool queries.
+    With a `q_stride` above 1, the block also makes the grid coarser.
     """
     sublayers = self._layer(0, rngs)
     attention = sublayers["self_attention"]
@@ -145,7 +146,7 @@ class FirstPoolingEncoder(PoolingEncoder):
     dims = self.variant.stages[number]
     grid = self.variant.grids[number]
     depths = self.layer_depths(number)
-    kv_stride = max(variant.kv_stride >> number, 1)
+    kv_stride = max(variant.kv_stride // 2**number, 1)
     is_last_stage = number + 1 == len(variant.depths)
     width = dims.embed if is_last_stage else variant.stages[number + 1].embed
     common = dict(causal=False, grid=grid, kv_stride=kv_stride, **options)
@@ -154,7 +155,7 @@ class FirstPoolingEncoder(PoolingEncoder):
     stack = None
     last = None
     stack_depths = depths
-    if number:
+    if number > 0:
       previous_grid = variant.grids[number - 1]
       builder = FirstPoolingBuilder(
         variant.design,

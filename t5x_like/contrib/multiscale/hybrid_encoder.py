@@ -91,7 +91,8 @@ class HybridEncoder(ImageModel):
     variant: a name in `VARIANTS`, or a `HybridVariant`. All arguments but `rngs` are keys of
       `config.model`.
     resolution, channels, head: None for the variant's.
-    others: see `architectures.image_encoder.ImageEncoder`.
+    dropout, drop_path, drop_path_rates, dtype, remat, layers, pipeline, design: see
+      `architectures.image_encoder.ImageEncoder`.
   Raises:
     UserError: names the key, its value and the expected one.
   """

@@ -19,7 +19,7 @@ class Convolution(nnx.Module):
   """A 3 x 3 convolution with a bias. A stride of 1 keeps the size; 2 halves it, rounded up."""
 
   def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
-    init = params.fan_in_normal(9 * inputs)
+    init = params.fan_in_normal(3 * 3 * inputs)
     self.kernel = params.param(rngs, init, (3, 3, inputs, outputs), (None, None, None, None))
     self.bias = params.param(rngs, params.zeros, (outputs,), (None,))
     self.stride = stride
@@ -36,7 +36,7 @@ class Depthwise(nnx.Module):
   """
 
   def __init__(self, channels: int, rngs: nnx.Rngs):
-    init = params.fan_in_normal(9)
+    init = params.fan_in_normal(3 * 3)
     self.kernel = params.param(rngs, init, (3, 3, channels), (None, None, None))
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
@@ -116,8 +116,8 @@ class MbConv(nnx.Module):
 def max_pool_2x2(x_BYXC: jax.Array) -> jax.Array:
   """Take the maximum of each 2 x 2 cells; an odd last row or column is pooled by itself."""
   _, Y, X, _ = x_BYXC.shape
-  # The gradient of a maximum over axes compares it with its inputs, which a fused kernel may round
-  # differently.
+  # not as a maximum over reshaped axes: its gradient compares the maximum with the inputs, which a
+  # fused kernel may round differently
   return max_pool(x_BYXC, 2, 2, ((0, Y % 2), (0, X % 2)))
 
 

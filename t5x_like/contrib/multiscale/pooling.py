@@ -29,7 +29,8 @@ KERNEL_SIZE = 3  # rows and columns of the pooling kernel
 class GridPool(nnx.Module):
   """A convolution of each channel, the same for all heads, and a norm over their width.
 
-  The convolution starts as PyTorch's. Extra tokens before the grid's are normalised alone.
+  The convolution has PyTorch's initial values. Extra tokens before the grid's are not pooled, only
+  normalised.
 
   Args:
     grid: grid of the tokens, in raster order.
@@ -120,11 +121,8 @@ class PoolingAttention(Attention):
         key=subkey(key, 0),
       )
     o_BTNH = name_activation(self.add_pooled_queries(o_BTNH, q_BTNH), "context")
-    return (
-      name_activation(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out"),
-      {},
-      None,
-    )
+    y_BTD = self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1))
+    return name_activation(y_BTD, "attention_out"), {}, None
 
   def add_pooled_queries(self, o_BTNH: jax.Array, q_BTNH: jax.Array) -> jax.Array:
     """Add the pooled queries to the attended values."""

@@ -32,7 +32,7 @@ class PoolingVariant(StagedVariant):
 class OverlappingPatches(nnx.Module):
   """Projected patches of images: a convolution with half a patch of zeros around an image.
 
-  It starts as PyTorch's.
+  Its initial values are PyTorch's.
   """
 
   def __init__(self, variant: PoolingVariant, rngs: nnx.Rngs):
@@ -93,11 +93,11 @@ class PoolingEncoder(StagedEncoder):
     dims = self.variant.stages[number]
     grid = self.variant.grids[number]
     depths = self.layer_depths(number)
-    kv_stride = max(variant.kv_stride >> number, 1)
+    kv_stride = max(variant.kv_stride // 2**number, 1)
     common = dict(causal=False, grid=grid, kv_stride=kv_stride, **options)
     entry = None
     stack_depths = depths
-    if number:
+    if number > 0:
       previous_grid = variant.grids[number - 1]
       builder = PoolingBuilder(
         variant.design,

@@ -3,8 +3,8 @@
 It is for devices without the memory for `search.DeviceSearch`.
 
 Passages stay in their store. Their embeddings are in faiss's `IndexFlatIP`, 4 P bytes for each in P
-dimensions, and devices hold only the passages that are being embedded. The results are those of
-`search.DeviceSearch`, except for ties.
+dimensions, and devices hold only the passages that are being embedded. The results equal those
+of `search.DeviceSearch`, except for ties.
 """
 
 from collections.abc import Callable

@@ -26,9 +26,10 @@ class PassagePredictor:
 
   Args:
     model: the abstract `retriever_reader.RetrieverReader`.
-    task: the run's, with its passages.
-    search: see `search.open_search`.
-    max_new_tokens: the most tokens of an answer; None is the length of the task's targets.
+    task: the task of the run, which has passages.
+    search: the backend of the search, `device` or `faiss`.
+    max_new_tokens: the most tokens of an answer; None means the length of the task's targets.
+
   Raises:
     UserError: the task has no passages, or other flags are given.
   """
@@ -117,7 +118,7 @@ class PassagePredictor:
   def _prepare(self, run: Runner) -> tuple:
     """Return the functions that retrieve passages and answer from each, and index all passages.
 
-    The first maps a batch to the batch with its passages, the second that to answers.
+    The first adds the passages to a batch, and the second returns the answers for such a batch.
     """
 
     @jax.jit

@@ -55,9 +55,9 @@ class RetrievalVariant:
 
 
 class Retriever(nnx.Module):
-  """One encoder of queries and passages, whose first state each of the two projects.
+  """An encoder of queries and passages, with a projection of the first state for each of the two.
 
-  A row is the start token, which stands for [CLS], before the tokens of a text.
+  A row starts with the start token, which stands for [CLS]; the tokens of a text follow.
   """
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, width: int, **options):
@@ -100,9 +100,12 @@ class RetrieverReader(nnx.Module):
   Args:
     variant: a name in `VARIANTS`, or a `RetrievalVariant`. All arguments but `rngs` are keys of
       `config.model`.
-    vocab_size, tokens: of both parts.
-    design: changes to both designs; under the keys `retriever` and `reader`, to one.
-    dropout, dtype, remat, layers: of both parts; see `architectures.architecture.Architecture`.
+    vocab_size, tokens: the vocabulary size and the special tokens of both parts.
+    design: changes to the designs of both parts; changes to one part are under its key,
+      `retriever` or `reader`.
+    dropout, dtype, remat, layers: options of both parts; see
+      `architectures.architecture.Architecture`.
+
   Raises:
     UserError: names the key, its value and the expected one.
   """

@@ -2,8 +2,8 @@
 
 Passages and their embeddings, the index, lie on the devices, each of which holds and searches a
 part: 4 (L + P) bytes a passage of L tokens in P dimensions, divided by the number of devices. The
-nearest of each part are compared again, so the result is that of one device. `faiss_search.py`
-searches in the host's memory instead.
+nearest of each part are compared again, so the result does not depend on the number of devices.
+`faiss_search.py` searches in the host's memory instead.
 """
 
 import functools
@@ -156,7 +156,7 @@ def answer_from_passages(model, batch: Batch, new_tokens: int) -> tuple[jax.Arra
     batch: the inputs of the model; see `RetrieverReader.outputs`.
     new_tokens: N, the most tokens of an answer.
   Returns:
-    (answers int32 [B, Z, N], their log-probabilities with those of the passages, float32 [B, Z])
+    (answers int32 [B, Z, N], log-probabilities of passage and answer together, float32 [B, Z])
   """
   outputs = model.outputs(batch)
   score_BZ = jnp.einsum(

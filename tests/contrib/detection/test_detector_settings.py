@@ -34,7 +34,7 @@ def test_the_processor_of_a_detector_is_read_back(tmp_path):
   }
   (tmp_path / published_images.FILE).write_text(json.dumps(published_images.processor_config(task)))
   variant = SimpleNamespace(channels=3, resolution=99, queries=5)
-  task_arguments = published_images.image_task(variant, {}, str(tmp_path), "--workdir")
+  task_arguments = published_images.read_image_task(variant, {}, str(tmp_path), "--workdir")
   expected = {"mean": (0.4,) * 3, "std": PIXELS["std"], "channels": 3, "shortest": 64}
   assert task_arguments | expected == task_arguments
 

@@ -61,21 +61,21 @@ def _constant_box_overlap(objects: list[np.ndarray]) -> float:
   boxes_K4 = np.concatenate(objects)
   starts_N = np.cumsum([0, *map(len, objects[:-1])])
 
-  def means(boxes_A4):
+  def mean_overlap(boxes_A4):
     return np.maximum.reduceat(iou(boxes_A4, boxes_K4), starts_N, axis=1).mean(axis=1)
 
   start_rows = np.linspace(0, len(boxes_K4) - 1, min(len(boxes_K4), _STARTS)).astype(int)
-  tried_A4 = np.concatenate([boxes_K4[start_rows], np.median(boxes_K4, axis=0)[None]])
-  mean_A = means(tried_A4)
-  box_4 = tried_A4[mean_A.argmax()]
+  candidates_A4 = np.concatenate([boxes_K4[start_rows], np.median(boxes_K4, axis=0)[None]])
+  mean_A = mean_overlap(candidates_A4)
+  box_4 = candidates_A4[mean_A.argmax()]
   best = mean_A.max()
   for step in _STEPS:
     while True:
-      tried_A4 = box_4 + step * _MOVES
-      mean_A = means(tried_A4)
+      candidates_A4 = box_4 + step * _MOVES
+      mean_A = mean_overlap(candidates_A4)
       if not mean_A.max() > best:
         break
-      box_4 = tried_A4[mean_A.argmax()]
+      box_4 = candidates_A4[mean_A.argmax()]
       best = mean_A.max()
   return float(best)
 

@@ -114,7 +114,9 @@ class Evaluator(BaseEvaluator):
 def describe_image(detection: ImageDetections, truth, names: Sequence[str]) -> dict:
   """Return the objects and detections of an image as JSON values, with boxes cut to the image.
 
-  The arguments are those of `average_precision`, with the detections of a single image.
+  Args:
+    detection: the detections of the image.
+    truth, names: as `truth` and `classes` of `average_precision`.
   """
   image, corners_Q4, class_Q, score_Q = detection
   rows = truth.slice_of_image(image)
@@ -256,9 +258,10 @@ def class_metrics(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def swap_detections(truth, detections: list[ImageDetections]) -> list[ImageDetections]:
-  """Return every image with the detections of the next one, scaled to its own size.
+  """Return every image with the detections of the next image, scaled to its size.
 
-  The arguments are those of `average_precision`.
+  Args:
+    truth, detections: as in `average_precision`.
   """
   sizes = [np.tile(truth.pixels[n], 2).astype(np.float64) for n, *_ in detections]
   swapped = []

@@ -1,9 +1,7 @@
-"""DETR as an object detector, with the library's own ResNet or timm's.
+"""DETR as an object detector, with a ResNet of `transformers` or of timm.
 
-The two libraries name the tensors of a ResNet differently.
-
-A file's names are kept when it is written again; a model that was not loaded is written with the
-library's ResNet.
+The two libraries name the tensors of a ResNet differently. A file's names are kept when it is
+written again; a model that was not loaded is written with the names of `transformers`.
 """
 
 import functools
@@ -18,8 +16,8 @@ from t5x_like.interop import encoders, image_encoders, resnet
 from t5x_like.interop.config_fields import Fields
 from t5x_like.interop.config_table import (
   Choice,
-  Composed,
   Constant,
+  Custom,
   Field,
   Ignored,
   ModelType,
@@ -34,14 +32,14 @@ _DILATED = {"last_stage": "dilated"}
 
 
 def canonical_name(name: str) -> str:
-  """Translate a tensor's name from timm's to the library's; return other names unchanged."""
+  """Translate a tensor's name from timm to `transformers`; return other names unchanged."""
   if not name.startswith(BACKBONE):
     return name
-  return BACKBONE + resnet.library_name(name.removeprefix(BACKBONE))
+  return BACKBONE + resnet.transformers_name(name.removeprefix(BACKBONE))
 
 
 def timm_name(name: str) -> str:
-  """Translate a tensor's name from the library's to timm's; return other names unchanged."""
+  """Translate a tensor's name from `transformers` to timm; return other names unchanged."""
   if not name.startswith(BACKBONE):
     return name
   return BACKBONE + resnet.timm_name(name.removeprefix(BACKBONE))
@@ -70,7 +68,7 @@ def _write_labels(variant: DetectorVariant) -> dict[str, Any]:
 
 
 def _read_backbone(fields: Fields) -> dict[str, Any]:
-  """Return the backbone, the library's own ResNet or timm's."""
+  """Return the backbone, a ResNet of `transformers` or of timm."""
   section = fields.section("backbone_config")
   section.require("num_channels", fields.take("num_channels", 3))
   is_dilated = fields.choose("dilation", {True: True, False: False}, False)
@@ -78,8 +76,8 @@ def _read_backbone(fields: Fields) -> dict[str, Any]:
   model_type = section.values.get("model_type") or "timm_backbone"
   if model_type == "resnet":
     if is_dilated:
-      raise fields.refusal("dilation", True, "False with the library's own ResNet")
-    return {"backbone": _read_library_backbone(section)}
+      raise fields.refusal("dilation", True, "False with a ResNet of transformers")
+    return {"backbone": _read_transformers_backbone(section)}
   if model_type != "timm_backbone":
     raise section.refusal("model_type", model_type, "'resnet' or 'timm_backbone'")
   name = section.take("backbone", name)
@@ -93,7 +91,8 @@ def _read_backbone(fields: Fields) -> dict[str, Any]:
   return {"backbone": backbone}
 
 
-def _read_library_backbone(section: Fields) -> dict[str, Any]:
+def _read_transformers_backbone(section: Fields) -> dict[str, Any]:
+  """Return the backbone in a section with a ResNet of `transformers`."""
   values: dict[str, Any] = {}
   for entry in resnet.BACKBONE:
     values |= entry.read(section)
@@ -106,7 +105,7 @@ def _read_library_backbone(section: Fields) -> dict[str, Any]:
 
 
 def _write_backbone(variant: DetectorVariant) -> dict[str, Any]:
-  """Return the fields of a backbone: the library's own ResNet, or timm's if it is dilated."""
+  """Return the fields of a backbone: a ResNet of `transformers`, or of timm if it is dilated."""
   backbone = complete_spec(variant.backbone)
   if backbone["name"] != "resnet":
     raise UserError(f"the backbone {backbone}: detr has 'resnet' with norm 'frozen_batch'")
@@ -151,17 +150,17 @@ class _Detr(ModelType):
 
 
 DETR = (
-  Composed(_read_backbone, _write_backbone),
+  Custom(_read_backbone, _write_backbone),
   Field("d_model", "dims.embed", default=256),
   Field("encoder_layers", "dims.layers", default=6),
   Field("decoder_layers", "decoder_layers", default=6),
   Field("encoder_ffn_dim", "dims.mlp", default=2048),
   Field("decoder_ffn_dim", "decoder_mlp", default=2048),
-  Composed(_read_heads, _write_heads),
+  Custom(_read_heads, _write_heads),
   Choice("activation_function", "design.activation", encoders.ACTIVATIONS, default="relu"),
   Field("num_queries", "queries", default=100),
   image_encoders.CHANNELS,
-  Composed(_read_labels, _write_labels),
+  Custom(_read_labels, _write_labels),
   Required("architectures", ["DetrForObjectDetection"]),
   Constant("position_embedding_type", "sine"),
   Required("scale_embedding", False),
@@ -191,7 +190,7 @@ DECODER_LAYER = {
   "encoder_attn_layer_norm": "cross_attention/out_norm",
 }
 TENSORS = {
-  **prefix_table(BACKBONE, "", resnet.LIBRARY_TENSORS),
+  **prefix_table(BACKBONE, "", resnet.TRANSFORMERS_TENSORS),
   "model.input_projection": Layout("project", functools.partial(map_squares, side=1)),
   "model.query_position_embeddings.weight": "queries",
   **prefix_table("model.encoder.layers.{layer}.", "encoder/blocks/", ENCODER_LAYER),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from t5x_like.errors import UserError
-from t5x_like.objectives import Base
+from t5x_like.objectives import BaseObjective
 from t5x_like.objectives._losses import Sums
 from t5x_like.parallel.constrain import per_device
 
@@ -19,7 +19,7 @@ _TOTALS = "detection_totals"
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Base):
+class Objective(BaseObjective):
   """Classify all queries, and regress the boxes of the matched ones.
 
   The loss is the cross-entropy of the classes of all queries, and the L1 distance and generalised

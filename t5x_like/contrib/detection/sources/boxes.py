@@ -74,8 +74,7 @@ class Source(Base):
     table = _table(path)
     are_shares = _are_shares(table, path)
     for name, rows in list(table.items())[slice(*part) if part else slice(None)]:
-      candidates = (f"{folder}/{name}{ending}" for ending in _ENDINGS)
-      file = next((file for file in candidates if as_path(file).exists()), None)
+      file = _find_image(folder, name)
       if file is None:
         yield f"{path}, image {name}", Skip(f"no such file in {folder}, which FILE@FOLDER names")
         continue
@@ -94,10 +93,20 @@ class Source(Base):
     return {"form": "boxes.v1", "content": content, "images": os.path.basename(folder.rstrip("/"))}
 
 
+def _find_image(folder: str, name: str) -> str | None:
+  """Return the file of an image, whose name in the table may lack its ending."""
+  for ending in _ENDINGS:
+    file = f"{folder}/{name}{ending}"
+    if as_path(file).exists():
+      return file
+  return None
+
+
 def _are_shares(table: dict[str, list[Row]], path: str) -> bool:
   """Return whether the edges of a table are shares of the image.
 
-  Raises UserError if only some rows can be.
+  Raises:
+    UserError: some rows have pixels and others shares.
   """
   pixels = []
   fractions = []
@@ -170,11 +179,11 @@ def _columns(cells: list[str], where: str) -> dict[str, int]:
   names = [cell.strip().lower() for cell in cells]
   indices = {}
   for column, spellings in _NAMES.items():
-    spelling = next((spelling for spelling in spellings if spelling in names), None)
-    if spelling is None:
+    known = [spelling for spelling in spellings if spelling in names]
+    if not known:
       raise UserError(
         f"{where}: found the columns {', '.join(names)[:200]}, expected one for the "
         f"{column}: {', '.join(spellings)}"
       )
-    indices[column] = names.index(spelling)
+    indices[column] = names.index(known[0])
   return indices

@@ -2,7 +2,7 @@
 
 The fields are `image` and `objects`.
 
-DIR holds Annotations/*.xml and JPEGImages, or images. ImageSets/Main/*.txt list its splits, with
+DIR holds Annotations/*.xml, and JPEGImages or images. ImageSets/Main/*.txt list its splits, with
 `val` renamed to `validation`; without lists, everything is `train`. A PART is such a list, or a
 directory to take whole. The names of the folders may have other letter cases. `objects` are as in
 TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in
@@ -39,7 +39,7 @@ class Source(Base):
       parts = _listed_splits(spec) or parts
     self._files = {}
     for split, paths in parts.items():
-      self._files[split] = [pair for path in paths for pair in _pairs(path)]
+      self._files[split] = [pair for path in paths for pair in _list_pairs(path)]
     self.splits = tuple(self._files)
     first_annotation = next(iter(self._files.values()))[0][0]
     folder = os.path.dirname(os.path.dirname(first_annotation))
@@ -49,7 +49,7 @@ class Source(Base):
     names = set()
     for pairs in self._files.values():
       for path, _ in pairs:
-        names.update(_annotation(path)["objects"]["label"])
+        names.update(_read_annotation(path)["objects"]["label"])
     return tuple(sorted(names))
 
   def records(
@@ -62,7 +62,7 @@ class Source(Base):
       if image is None:
         yield path, Skip(f"no image of that name in {_PICTURES[1]}")
         continue
-      yield path, {"image": read_bytes(image)} | _annotation(path)
+      yield path, {"image": read_bytes(image)} | _read_annotation(path)
 
   def modification_times(self, split: str) -> list[int | None]:
     return [as_path(path).modified_time() for pair in self._files[split] for path in pair if path]
@@ -97,7 +97,7 @@ def _find_entry(folder: str, name: str) -> str:
   return f"{folder}/{name}"
 
 
-def _pairs(part: str) -> list[tuple[str, str | None]]:
+def _list_pairs(part: str) -> list[tuple[str, str | None]]:
   """Return (annotation, image or None) pairs of a list or of a whole directory."""
   if not as_path(part).exists():
     raise UserError(
@@ -160,7 +160,7 @@ class _Builder(ElementTree.TreeBuilder):
     raise ValueError("a document type, which annotations do not have")
 
 
-def _annotation(path: str) -> Record:
+def _read_annotation(path: str) -> Record:
   return _parse_annotation(path, as_path(path).modified_time())
 
 

@@ -68,8 +68,8 @@ class MemoryCompressed(Core):
   def attend(self, q, k, v, mask, softmax):
     if mask.causal != self.causal:
       call_kind = "causal" if mask.causal else "bidirectional"
-      own_kind = "causal" if self.causal else "bidirectional"
-      raise self.refusal(f"{call_kind} attention in a core made for a {own_kind} stack")
+      stack_kind = "causal" if self.causal else "bidirectional"
+      raise self.refusal(f"{call_kind} attention in a core made for a {stack_kind} stack")
     is_packed = mask.q_segments is not None
     if is_packed and not self.causal:
       raise self.refusal("packed sequences (segment ids) in a bidirectional stack")

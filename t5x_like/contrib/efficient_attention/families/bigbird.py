@@ -13,7 +13,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.contrib.efficient_attention.models import bigbird
 from t5x_like.interop import encoders
 from t5x_like.interop.config_fields import Fields
-from t5x_like.interop.config_table import Choice, Composed, Field, ModelType
+from t5x_like.interop.config_table import Choice, Custom, Field, ModelType
 from t5x_like.interop.encoders import Classes, EncoderTensors, Head, SpecialTokens
 from t5x_like.interop.families.bert import MLM, NEXT_SENTENCE, TIED
 
@@ -66,7 +66,7 @@ BIG_BIRD = (
   Choice("hidden_act", "design.activation", ACTIVATIONS, default="gelu_new"),
   Choice("use_bias", "design.biases", BIASES, default=True),
   Field("rescale_embeddings", "design.embed_scale", default=False),
-  Composed(_read_core, _write_core),
+  Custom(_read_core, _write_core),
   SpecialTokens(bigbird.TOKENS, "bos_token_id", "eos_token_id"),
   Classes("BigBird", HEADS),
 )

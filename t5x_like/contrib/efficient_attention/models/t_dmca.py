@@ -31,10 +31,10 @@ def _lmlml(window=256, **changes) -> dict:
 
 def _experts(number) -> dict:
   losses = dict(importance_loss=0.01, load_loss=0.01)
-  chosen = Experts(
+  experts = Experts(
     number, top_k=2, router="noisy_top_k", dispatch="capacity", capacity_factor=2.0, **losses
   )
-  return {"experts": chosen, "experts_every": 3}
+  return {"experts": experts, "experts_every": 3}
 
 
 def _decoder(embed, heads, mlp, layers, **changes) -> Variant:

@@ -1,4 +1,4 @@
-"""Base and sums of the objectives that learn from rewards of the model's own completions."""
+"""The base of the objectives that learn from rewards of completions, and their shared sums."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
@@ -25,7 +25,7 @@ class Completions(NamedTuple):
     weights_BKN: 1 on tokens, 0 after the end.
     reward_BK: the rewards.
     real_BK: 0 for the padding of a batch.
-    outputs: the model's.
+    outputs: the outputs of the model.
   """
 
   policy_BKN: jax.Array
@@ -107,29 +107,30 @@ class RewardObjective(DecoderTargets):
     completions: Completions,
     loss_BK: jax.Array,
     tokens: jax.Array | None = None,
-    **figures: jax.Array,
+    **metrics: jax.Array,
   ) -> tuple[jax.Array, Sums]:
-    """Sum the loss and further figures [B, K] over completions.
+    """Sum the loss and further metrics [B, K] over completions.
 
     Args:
-      tokens: their number, if the loss is a mean over them; None divides it by the number of
+      tokens: the number of tokens, which divides the loss; None divides it by the number of
         completions.
     Returns:
       (loss sum, sums): `loss`, `weights` (completions or tokens), `reward`, `groups_with_signal`
       (completions of prompts whose rewards differ), `completion_length` (tokens, their end
-      included), `figures`, with weights of their own next to `tokens`, and the scalars of the
-      model.
+      included) and `metrics`, each with its own weights if `tokens` are given, and the scalars of
+      the model.
     """
     spread_B1 = jnp.ptp(completions.reward_BK, axis=1, keepdims=True)
-    figures |= {
+    metrics |= {
       "reward": completions.reward_BK,
       "groups_with_signal": jnp.broadcast_to(spread_B1 > 0, loss_BK.shape),
       "completion_length": jnp.sum(completions.weights_BKN, axis=-1),
     }
     loss = jnp.sum(loss_BK * completions.real_BK)
     count = jnp.sum(completions.real_BK)
-    sums = {name: jnp.sum(x * completions.real_BK) for name, x in figures.items()}
-    sums |= {} if tokens is None else {f"{name}_weights": count for name in figures}
+    sums = {name: jnp.sum(x * completions.real_BK) for name, x in metrics.items()}
+    if tokens is not None:
+      sums |= {f"{name}_weights": count for name in metrics}
     sums |= {"loss": loss, "weights": count if tokens is None else tokens}
     return add_auxiliary(loss, sums, completions.outputs)
 

@@ -85,7 +85,7 @@ class Objective(PreferenceObjective):
     # -log sigmoid(x) = softplus(-x)
     loss_B = (1.0 - self.label_smoothing) * jax.nn.softplus(-margin_B)
     loss_B += self.label_smoothing * jax.nn.softplus(margin_B)
-    figures = {
+    metrics = {
       "correct": margin_B > 0,
       "margin": margin_B,
       "chosen_reward": reward_B2[:, 0],
@@ -95,4 +95,4 @@ class Objective(PreferenceObjective):
       "reference_chosen_log_probability": reference_B2[:, 0],
       "reference_rejected_log_probability": reference_B2[:, 1],
     }
-    return sum_over_pairs(batch[self.weights], loss_B, figures, outputs)
+    return sum_over_pairs(batch[self.weights], loss_B, metrics, outputs)

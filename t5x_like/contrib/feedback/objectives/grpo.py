@@ -106,18 +106,18 @@ class Objective(RewardObjective):
     loss_BKN = jnp.broadcast_to(
       -jnp.minimum(unclipped_BKN, clipped_BKN), completions.policy_BKN.shape
     )
-    figures = {
+    metrics = {
       "clip_fraction": mean_over_tokens(clipped_BKN < unclipped_BKN, completions.weights_BKN)
     }
     if self.needs_reference:
       kl_BKN = k3(completions.policy_BKN, completions.reference_BKN)
       loss_BKN += self.beta * kl_BKN
-      figures["kl"] = mean_over_tokens(kl_BKN, completions.weights_BKN)
+      metrics["kl"] = mean_over_tokens(kl_BKN, completions.weights_BKN)
     if self.form in ("grpo", "gspo"):
       return self.sum_completions(
-        completions, mean_over_tokens(loss_BKN, completions.weights_BKN), **figures
+        completions, mean_over_tokens(loss_BKN, completions.weights_BKN), **metrics
       )
     loss_BK = jnp.sum(loss_BKN * completions.weights_BKN, axis=-1)
     if self.form == "dr_grpo":
-      return self.sum_completions(completions, loss_BK / loss_BKN.shape[-1], **figures)
-    return self.sum_completions(completions, loss_BK, jnp.sum(completions.weights_BKN), **figures)
+      return self.sum_completions(completions, loss_BK / loss_BKN.shape[-1], **metrics)
+    return self.sum_completions(completions, loss_BK, jnp.sum(completions.weights_BKN), **metrics)

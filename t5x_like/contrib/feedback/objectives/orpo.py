@@ -65,11 +65,11 @@ class Objective(PreferenceObjective):
     odds_B2 = mean_B2 - jnp.log(-jnp.expm1(jnp.minimum(mean_B2, -1e-6)))  # log P - log(1 - P)
     ratio_B = odds_B2[:, 0] - odds_B2[:, 1]
     loss_B = -mean_B2[:, 0] + self.beta * jax.nn.softplus(-ratio_B)
-    figures = {
+    metrics = {
       "correct": ratio_B > 0,
       "language_model_loss": -mean_B2[:, 0],
       "log_odds_ratio": ratio_B,
       "chosen_log_probability": mean_B2[:, 0],
       "rejected_log_probability": mean_B2[:, 1],
     }
-    return sum_over_pairs(batch[self.weights], loss_B, figures, outputs)
+    return sum_over_pairs(batch[self.weights], loss_B, metrics, outputs)

@@ -30,8 +30,9 @@ class Objective(RewardObjective):
   r is the token's probability by the model over that in the rollout, clipped to 1 ± clip (Schulman
   et al., equation 7). V is the value of the state before the token: a linear layer on the hidden
   state that the token's logits come from, clipped to ± value_clip around its value in the rollout.
-  The reward of a token is `-beta * log p/r`, with p its probability in the rollout and r that of
-  the reference; the last token's also has the completion's reward (Ziegler et al., equation 2).
+  The reward of a token is `-beta * log p/q`, where p is its probability in the rollout and q its
+  probability by the reference; the completion's reward is added to the last token's (Ziegler et
+  al., equation 2).
   Advantages A are Schulman et al.'s equation 11 (generalised advantage estimation), R = A + V, and
   then A is whitened over all tokens of the rollout. All but r and V are computed once for a
   rollout.
@@ -70,10 +71,15 @@ class Objective(RewardObjective):
   minibatches: PositiveInt = 1
 
   def __post_init__(self):
-    positive = (
-      self.clip < 1 and min(self.clip, self.value_clip, self.value_weight) > 0 and self.beta >= 0
+    fits = (
+      0 < self.clip < 1
+      and self.value_clip > 0
+      and self.value_weight > 0
+      and self.beta >= 0
+      and 0 <= self.gamma <= 1
+      and 0 <= self.gae_lambda <= 1
     )
-    if not (positive and 0 <= self.gamma <= 1 and 0 <= self.gae_lambda <= 1):
+    if not fits:
       raise UserError(
         f"config.objective: found clip {self.clip}, value_clip {self.value_clip}, value_weight "
         f"{self.value_weight}, beta {self.beta}, gamma {self.gamma} and gae_lambda "
@@ -85,7 +91,9 @@ class Objective(RewardObjective):
   def extend_model(self, model, key: jax.Array):
     """Return the model with a value head, `model.value`, which begins at 0 everywhere."""
     variant = model.variant
-    width = (variant.design.tied and variant.embed) or variant.dims.embed
+    width = variant.dims.embed
+    if variant.design.tied and variant.embed:
+      width = variant.embed
     model.value = Linear((width, 1), ("embed", None), params.zeros, nnx.Rngs(params=key), bias=True)
     return model
 
@@ -115,9 +123,8 @@ class Objective(RewardObjective):
 
     by_token = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), (reward_BKN, V_BKN, w_BKN))
     zeros_BK = jnp.zeros(w_BKN.shape[:2])
-    A_BKN = jnp.moveaxis(
-      jax.lax.scan(step_back, (zeros_BK, zeros_BK), by_token, reverse=True)[1], 0, -1
-    )
+    _, A_NBK = jax.lax.scan(step_back, (zeros_BK, zeros_BK), by_token, reverse=True)
+    A_BKN = jnp.moveaxis(A_NBK, 0, -1)
     estimates = {"advantages": whiten(A_BKN, w_BKN), "returns": A_BKN + V_BKN, "values": V_BKN}
     if self.needs_reference:
       estimates["reference_log_probabilities"] = completions.reference_BKN
@@ -149,14 +156,14 @@ class Objective(RewardObjective):
     clipped_V_BKN = jnp.clip(
       V_BKN, rollout_V_BKN - self.value_clip, rollout_V_BKN + self.value_clip
     )
-    figures = {
+    metrics = {
       "policy_loss": -jnp.minimum(unclipped_BKN, clipped_BKN),
       "value_loss": 0.5 * jnp.maximum(jnp.square(V_BKN - R_BKN), jnp.square(clipped_V_BKN - R_BKN)),
       "clip_fraction": (clipped_BKN < unclipped_BKN).astype(jnp.float32),
     }
     if self.needs_reference:
-      figures["kl"] = k3(completions.policy_BKN, completions.reference_BKN)
-    sums = {name: jnp.sum(x_BKN * w_BKN) for name, x_BKN in figures.items()}
+      metrics["kl"] = k3(completions.policy_BKN, completions.reference_BKN)
+    sums = {name: jnp.sum(x_BKN * w_BKN) for name, x_BKN in metrics.items()}
     loss = sums["policy_loss"] + self.value_weight * sums["value_loss"]
     tokens = w_BKN.sum()
     count = completions.real_BK.sum()
@@ -177,7 +184,7 @@ def predict_values(model, outputs: dict, shape: tuple[int, int, int]) -> jax.Arr
   """Return the values of the states before the last N tokens, float32 [B, K, N].
 
   Args:
-    outputs: of the model on rows [B * K, T].
+    outputs: the outputs of the model on rows [B * K, T].
     shape: (B, K, N).
   """
   x_RND = outputs["logits"].x[:, -shape[-1] :]
@@ -185,12 +192,12 @@ def predict_values(model, outputs: dict, shape: tuple[int, int, int]) -> jax.Arr
 
 
 def whiten(x_BKN: jax.Array, weights_BKN: jax.Array) -> jax.Array:
-  """Return the numbers with mean 0 and variance 1 where the weight is 1, and 0 elsewhere.
+  """Scale numbers to mean 0 and variance 1 where the weight is 1; return 0 elsewhere.
 
   The variance is a sample's, with n - 1.
   """
   n = jnp.sum(weights_BKN)
-  centred_BKN = (x_BKN - jnp.sum(x_BKN * weights_BKN) / jnp.maximum(n, 1.0)) * weights_BKN
-  return centred_BKN * jax.lax.rsqrt(
-    jnp.sum(jnp.square(centred_BKN)) / jnp.maximum(n - 1.0, 1.0) + _EPSILON
-  )
+  mean = jnp.sum(x_BKN * weights_BKN) / jnp.maximum(n, 1.0)
+  centred_BKN = (x_BKN - mean) * weights_BKN
+  variance = jnp.sum(jnp.square(centred_BKN)) / jnp.maximum(n - 1.0, 1.0)
+  return centred_BKN * jax.lax.rsqrt(variance + _EPSILON)

@@ -57,10 +57,10 @@ class Objective(PreferenceObjective):
     gap_B = self.gap + batch.get("margin", 0.0)
     sum_B = jnp.sum(reward_B2, axis=1)
     loss_B = jax.nn.softplus(gap_B - margin_B) + self.centre * jnp.square(sum_B)
-    figures = {
+    metrics = {
       "correct": margin_B > 0,
       "margin": margin_B,
       "chosen_reward": reward_B2[:, 0],
       "rejected_reward": reward_B2[:, 1],
     }
-    return sum_over_pairs(batch[self.weights], loss_B, figures, outputs)
+    return sum_over_pairs(batch[self.weights], loss_B, metrics, outputs)

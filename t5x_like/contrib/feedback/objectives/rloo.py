@@ -24,9 +24,9 @@ class Objective(RewardObjective):
 
   A is the completion's reward minus the mean reward of the other K - 1 (section 3.1).
 
-  The completion as a whole is one action. Its reward is lowered by `beta log p/r`, with p its
-  probability in the rollout and r that of the reference (equation 3). Every batch of rollouts gives
-  one update.
+  The completion as a whole is one action. Its reward is lowered by `beta log p/r`, where p is its
+  probability in the rollout and r its probability by the reference (equation 3). Every batch of
+  rollouts gives one update.
 
   Attributes:
     reward: a name in `contrib.feedback.rewards` or `module:function`, or such a name and arguments.
@@ -63,5 +63,5 @@ class Objective(RewardObjective):
     kl_BK = mean_over_tokens(
       k3(completions.policy_BKN, completions.reference_BKN), completions.weights_BKN
     )
-    figures = {"kl": kl_BK} if self.needs_reference else {}
-    return self.sum_completions(completions, loss_BK, **figures)
+    metrics = {"kl": kl_BK} if self.needs_reference else {}
+    return self.sum_completions(completions, loss_BK, **metrics)

@@ -42,10 +42,12 @@ def reward(
     prompt: the field that holds the prompt.
   """
   trust.check_location("reward model: workdir", workdir)
-  for names in (", ".join(example) or "none" for example in examples if prompt not in example):
-    raise UserError(
-      f"found no {prompt!r} among {names}; name the prompt's field in config.task.fields"
-    )
+  for example in examples:
+    if prompt not in example:
+      raise UserError(
+        f"found no {prompt!r} among {', '.join(example) or 'none'}; name the prompt's field in "
+        "config.task.fields"
+      )
   return _judge(workdir, step)([example[prompt] for example in examples], texts)
 
 
@@ -87,7 +89,8 @@ class Judge:
   def __call__(self, prompts: Sequence[Any], answers: Sequence[str]) -> list[float]:
     """Return the score of each answer.
 
-    A row is the one that training makes of the prompt and answer; a longer row loses its beginning.
+    Prompt and answer are encoded in a row as in training; a row that is too long loses its
+    beginning.
 
     Args:
       prompts: a user's message, or a list of messages, before each answer.

@@ -1,4 +1,4 @@
-"""1 for a text whose final number is that of one of the example's answers, as for GSM8K; else 0.
+"""1 for a text whose final number equals an answer's final number, as for GSM8K; else 0.
 
 Cobbe et al. 2021 (arXiv:2110.14168): a solution is right if its final number is. It is read as by
 the metric of GSM8K.

@@ -89,18 +89,19 @@ class Arguments(LabelledArguments):
     return self.architecture == "decoder"
 
   def features(self, vocabulary: Vocabulary) -> Features:
-    given_length = self.prompt_length if self.is_decoder else 1
-    row = layouts.decoder(given_length + self.new_tokens - 1, "segment_ids", "positions")
+    # an encoder-decoder's decoder begins with the start token alone
+    input_length = self.prompt_length if self.is_decoder else 1
+    row = layouts.decoder(input_length + self.new_tokens - 1, "segment_ids", "positions")
     if not self.is_decoder:
       row["encoder_input_tokens"] = Feature((self.prompt_length,), "int32")
       row["encoder_segment_ids"] = Feature((self.prompt_length,), "int32")
     row["decoder_log_probabilities"] = Feature((self.new_tokens,), "float32")
-    described = {}
+    features = {}
     for name, feature in row.items():
-      described[name] = Feature((self.completions, *feature.shape), feature.dtype)
-    described["rewards"] = Feature((self.completions,), "float32")
-    described["fields"] = Feature((self.fields_length,), "uint8")
-    return described
+      features[name] = Feature((self.completions, *feature.shape), feature.dtype)
+    features["rewards"] = Feature((self.completions,), "float32")
+    features["fields"] = Feature((self.fields_length,), "uint8")
+    return features
 
   def build(self) -> Task:
     """Prepare the examples and return the task.

@@ -35,7 +35,7 @@ class RolloutStep:
   """The steps of a phase: `(state, batch of prompts) -> (state, metrics)`, which donates the state.
 
   Attributes:
-    cost: of one update; generation is not counted.
+    cost: the cost of one update; generation is not counted.
   """
 
   def __init__(self, config: ConfigDict, parts: Parts, task):
@@ -91,7 +91,7 @@ class RolloutStep:
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Answer a batch and update the model; several updates count as one step.
 
-    The metrics are those of the last update, or the means of the minibatches of the last pass.
+    The metrics are of the last update, or means over the minibatches of the last pass.
     """
     batch = self.answer(state, batch)
     objective = self._parts.objective
@@ -112,7 +112,7 @@ class RolloutStep:
 def build_answer_function(model, rules, *, seed: int, ends: tuple[int, ...]) -> Callable:
   """Return the jitted function that adds completions to a batch of prompts.
 
-  It takes (parameters, batch of prompts, step), with rows split as given.
+  It takes (parameters, batch of prompts, step).
 
   The key of a completion is folded from the seed, the step and its index in the global batch.
   """
@@ -134,9 +134,9 @@ def build_answer_function(model, rules, *, seed: int, ends: tuple[int, ...]) -> 
 
 
 def build_divide_function(model, objective, rules, seed: int) -> Callable:
-  """Return the jitted function that divides an answered batch into those of its updates.
+  """Return the jitted function that divides an answered batch into the batches of its updates.
 
-  It takes (parameters, answered batch, step) and returns them in order.
+  It takes (parameters, answered batch, step) and returns the batches in order.
 
   The objective computes the advantages of the whole batch first. Then every pass divides its
   prompts into minibatches in another order, whose key is folded from the seed, the step and the

@@ -39,8 +39,7 @@ VARIANTS = {
   "coatnet-3":    _coatnet( 192, (192, 384, 768, 1536), (2, 6, 14, 2)),
   "coatnet-4":    _coatnet( 192, (192, 384, 768, 1536), (2, 12, 28, 2)),
   "coatnet-5":    _coatnet( 192, (256, 512, 1280, 2048), (2, 12, 28, 2), 64),
-  # The table's last width is 2048, but the 1.47 billion parameters that it gives are those of 3072
-  # (2048: 1.35).
+  # The table's last width is 2048, but only 3072 gives its 1.47 billion parameters (2048: 1.35).
   "coatnet-6":    _coatnet( 192, (192, 384, 1536, 3072), (2, 4, 42, 2), 128, middle=(768, 8)),
   "coatnet-7":    _coatnet( 192, (256, 512, 2048, 3072), (2, 4, 42, 2), 128, middle=(1024, 8)),
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""Another head on a bidirectional LSTM above the encoder.
+"""A head that reads hidden states through a bidirectional LSTM.
 
-It is for Devlin et al. 2019, sections 5.1 and 5.3.
+It follows Devlin et al. 2019, sections 5.1 and 5.3.
 """
 
 from dataclasses import replace
@@ -22,17 +22,18 @@ from t5x_like.slots import PositiveInt, Rate
 
 
 class BiLstmHead(nnx.Module):
-  """The head `head` on a BiLSTM that reads hidden states of the encoder, without padding.
+  """A BiLSTM over hidden states of the encoder, without padding, and another head on its output.
 
   Args:
-    head: one of `architectures.heads`, a name or {"name": …} with its arguments.
-    states: hidden states that are read: 0 is the embeddings, -1 the last layer's.
+    head: the head on the BiLSTM: one of `architectures.heads`, a name or {"name": …} with its
+      arguments.
+    states: numbers of the hidden states to read: 0 is the embeddings, -1 the last layer's output.
     combine: whether several states are concatenated, or added with learned weights that sum to one
       (Peters et al. 2018, equation 1, without its scale).
-    layers: of the LSTM.
-    hidden: its units in each direction; None for the encoder's width.
+    layers: number of layers of the LSTM.
+    hidden: units of the LSTM in each direction; None for the encoder's width.
     dropout: rate at the input of every layer of the LSTM, and in `head`; `config.model.dropout` is
-      the encoder's.
+      the rate in the encoder.
   """
 
   def __init__(

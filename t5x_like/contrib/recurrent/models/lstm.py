@@ -33,8 +33,8 @@ VARIANTS = {
 }  # fmt: skip
 
 
-class Builder(StackBuilder):
-  """Builds stacks in which each block is an LSTM."""
+class LstmBuilder(StackBuilder):
+  """A builder of stacks in which each block is an LSTM."""
 
   def block(self, rngs: nnx.Rngs) -> Block:
     quantization = self.design.quantization
@@ -49,4 +49,4 @@ class Model(Decoder):
   """An LSTM in one of its `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS
-  STACK_BUILDER = Builder
+  STACK_BUILDER = LstmBuilder

@@ -25,14 +25,15 @@ from t5x_like.slots import Length, PositiveInt
 class Evaluator(BaseEvaluator):
   """Answer greedily from each of the retrieved passages, and choose the likeliest answer.
 
-  The index is made of the parameters that are evaluated. The probability of an answer is `sum_z
+  The index is made with the parameters that are evaluated. The probability of an answer is `sum_z
   p(z|x) p(y|x, z)` over the passages z that it was written from ("fast decoding", Lewis et al.
   2020, section 2.5).
 
   Attributes:
-    references: the record field with the right texts, such as `answers`; None is the task's target.
-    normalization: of texts before comparison.
-    max_new_tokens: the most tokens of an answer; None is the length of the task's targets.
+    references: the record field with the right texts, such as `answers`; None means the target of
+      the task.
+    normalization: how texts are normalised before they are compared.
+    max_new_tokens: the most tokens of an answer; None means the length of the task's targets.
     max_examples: the number of questions, from the first; None means all.
 
   Raises:
@@ -152,9 +153,11 @@ class Evaluator(BaseEvaluator):
 
 def _is_answer_retrieved(row: dict) -> bool:
   """Return whether a right answer is in a retrieved passage."""
-  return any(_within(answer, text) for answer in row["references"] for text in row["passages"])
+  return any(
+    _contains_answer(text, answer) for answer in row["references"] for text in row["passages"]
+  )
 
 
-def _within(answer: str, text: str) -> bool:
-  """Return whether the normalised words of an answer occur in a text consecutively."""
+def _contains_answer(text: str, answer: str) -> bool:
+  """Return whether a text has the words of an answer in a row, both normalised."""
   return f" {normalize_squad(answer)} " in f" {normalize_squad(text)} "

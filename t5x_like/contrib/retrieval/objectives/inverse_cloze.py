@@ -11,13 +11,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from t5x_like.objectives import Base
-from t5x_like.objectives._contrastive import MASKED, cosines, gather_rows
+from t5x_like.objectives import BaseObjective
+from t5x_like.objectives._contrastive import MASKED, gather_rows, inner_products
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Base):
+class Objective(BaseObjective):
   """Cross-entropy of each query's passage, by inner product.
 
   The candidates are all passages of the global batch.
@@ -45,7 +45,7 @@ class Objective(Base):
     weights_B = batch["example_weights"]
     query_BP = outputs["query_embeddings"]
     passage_BP = outputs["passage_embeddings"][:, 0]
-    score_BB = cosines(query_BP, gather_rows(passage_BP)) + jnp.where(
+    score_BB = inner_products(query_BP, gather_rows(passage_BP)) + jnp.where(
       gather_rows(weights_B) > 0, 0.0, MASKED
     )
     own_B = jnp.sum(query_BP * passage_BP, axis=-1)

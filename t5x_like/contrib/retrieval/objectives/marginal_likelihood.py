@@ -14,14 +14,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from t5x_like.objectives import Base
+from t5x_like.objectives import BaseObjective
 from t5x_like.objectives._cross_entropy import statistics
 from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
 from t5x_like.slots import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective(Base):
+class Objective(BaseObjective):
   """`-log sum_z p(z|x) p(y|x, z)`, a mean over examples; `training/retrieval.py` makes the batches.
 
   Attributes:
@@ -70,8 +70,8 @@ class Objective(Base):
     loss_B = -jax.nn.logsumexp(prior_BZ + likelihood_BZ, axis=1)
     gain_B = jnp.sum(jnp.exp(prior_BZ) * (likelihood_BZ - likelihood_BZ[:, :1]), axis=1)
     real_B = jnp.any(batch[self.weights] > 0, axis=1).astype(jnp.float32)
-    figures = {"loss": loss_B, "null_probability": jnp.exp(prior_BZ[:, 0]), "utility": gain_B}
-    sums = {name: jnp.sum(x_B * real_B) for name, x_B in figures.items()} | {
+    metrics = {"loss": loss_B, "null_probability": jnp.exp(prior_BZ[:, 0]), "utility": gain_B}
+    sums = {name: jnp.sum(x_B * real_B) for name, x_B in metrics.items()} | {
       "weights": jnp.sum(real_B)
     }
     return add_auxiliary(sums["loss"], sums, outputs)

@@ -32,7 +32,7 @@ BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "inputs": "{reversed}", 
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the lengths of its laptop form."""
+  """Return the lengths for the laptop form of a recipe."""
   return {"inputs_length": length, "passage_length": length}
 
 
@@ -42,7 +42,8 @@ class Arguments(LabelledArguments):
 
   Attributes:
     inputs, passage: templates of a query and its passage over a record's fields.
-    inputs_length, passage_length: the most tokens of each, with EOS; longer ones are cut.
+    inputs_length, passage_length: the maximum number of tokens of each, with EOS; longer ones are
+      cut.
   """
 
   inputs: str = "{inputs}"
@@ -70,11 +71,11 @@ class Arguments(LabelledArguments):
       "passage": Template(self.passage, "passage"),
     }
 
-    def view(record: Record, where: str, _: int = 0) -> dict[str, str | None]:
+    def render_templates(record: Record, where: str, _: int = 0) -> dict[str, str | None]:
       return {name: template(record, where) for name, template in templates.items()}
 
     def make_example(record: Record, where: str) -> Example | Skip:
-      texts = view(record, where)
+      texts = render_templates(record, where)
       for name, text in texts.items():
         if not text:
           return Skip(f"empty {name}")
@@ -90,7 +91,7 @@ class Arguments(LabelledArguments):
           "example_weights": np.ones(index_B.size),
         }
 
-      return ExampleRows(store.num_examples, read, view=view)
+      return ExampleRows(store.num_examples, read, view=render_templates)
 
     fields = [field for template in templates.values() for field in template.fields]
     return self.build_task(
