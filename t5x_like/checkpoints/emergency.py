@@ -2,13 +2,14 @@
 
 Every few steps each process writes its own shards to a directory of its host: a disk, or memory
 (`/dev/shm`). Where the mesh repeats the state, as `replica` does over slices, each slice then holds
-all of it. A job that lost hosts continues from the newest step that the processes hold together:
-a process reads its shards at home, and a new host receives its shards over the mesh from the
-devices with the same shards. Otherwise the job restores the ordinary checkpoint.
+all of it. A job that lost hosts continues from the newest step whose shards are all on some
+remaining host: a process reads its shards from its own host, and a new host receives its shards
+over the mesh from the devices with the same shards. If no step is complete, the job restores the
+ordinary checkpoint.
 
 Orbax's own emergency manager (`orbax.checkpoint.experimental.emergency`, 0.12) is not used: its
 first slice keeps no copy, it returns no metadata, and it expects the processes of the first start,
-so no smaller job can go on.
+so a smaller job cannot continue.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -40,11 +41,11 @@ _log = logging.getLogger("t5x_like.checkpoint")
 
 @dataclasses.dataclass(frozen=True)
 class EmergencyOptions:
-  """`config.checkpoint.emergency`: copies of the state near each host, in addition.
+  """`config.checkpoint.emergency`: copies of the state near each host, besides the checkpoints.
 
   Attributes:
-    directory: on a disk of each host or in its memory, such as /dev/shm/t5x_like; $VARIABLES of the
-      host are replaced.
+    directory: a directory on a disk of each host or in its memory, such as /dev/shm/t5x_like;
+      $VARIABLES are replaced by the host's environment variables.
     every: steps between copies; the last two are kept.
   """
 
@@ -53,7 +54,7 @@ class EmergencyOptions:
 
 
 def check_options(values: Any) -> ConfigDict:
-  """Return a `config.checkpoint.emergency` with all defaults.
+  """Check a `config.checkpoint.emergency` and return it with all defaults.
 
   Raises:
     UserError: a key or value is wrong, or the directory is a URL, or relative.
@@ -67,13 +68,26 @@ def check_options(values: Any) -> ConfigDict:
   return ConfigDict(filled)
 
 
+class StartRecord(NamedTuple):
+  """One start of a run, a row of `emergency.json`.
+
+  Attributes:
+    id: the name of the directory of its copies.
+    first_step: the step that it continued from.
+    history_lines: the number of lines of `history.jsonl` that named a step before this start: lines
+      of rollbacks and of all starts, also of those without copies.
+  """
+
+  id: str
+  first_step: int
+  history_lines: int
+
+
 class StartHistory:
   """Record the starts of a run in its workdir, to know which emergency copies belong to it.
 
-  Each start names its copies by an id of its own. It records the step that it continued from, and
-  the number of lines of `history.jsonl` that name a step: lines of rollbacks and of all starts,
-  also those without copies. A copy of an earlier start counts only up to the smallest step that the
-  run continued from later.
+  A copy of an earlier start belongs to the run only if its step is at most the smallest one that
+  the run continued from later.
 
   Args:
     workdir: process 0 reads and writes there.
@@ -82,25 +96,28 @@ class StartHistory:
   def __init__(self, workdir: AnyPath):
     self._file = workdir / STARTS_FILE
     self._history = workdir / _HISTORY_FILE
-    self._known = None
+    self._records: list[StartRecord] | None = None
     self._history_steps: list[int] = []
 
   @property
-  def known(self) -> list[list]:
-    """Id, first step and number of history lines of each start, oldest first.
-
-    All processes must read it for the first time together.
-    """
-    if self._known is None:
-      self._known, self._history_steps = distributed.broadcast_from_first(
+  def records(self) -> list[StartRecord]:
+    """The recorded starts, oldest first; all processes must read the property the first time."""
+    if self._records is None:
+      rows, self._history_steps = distributed.broadcast_from_first(
         lambda: [self._read(), self._read_history_steps()]
       )
-    return self._known
+      self._records = [StartRecord(*row) for row in rows]
+    return self._records
 
   @property
-  def current(self) -> str:
+  def ids(self) -> list[str]:
+    """The ids of the recorded starts, oldest first."""
+    return [record.id for record in self.records]
+
+  @property
+  def current_id(self) -> str:
     """The id of this start."""
-    return self.known[-1][0]
+    return self.records[-1].id
 
   def begin(self, step: int) -> None:
     """Record that the run continues from a step; all processes must call it.
@@ -108,39 +125,40 @@ class StartHistory:
     Raises:
       UserError: the record cannot be written.
     """
-    known_starts = self.known
+    earlier = self.records
 
-    def write() -> list[list]:
-      start = [uuid.uuid4().hex, int(step), len(self._read_history_steps())]
-      starts = [*known_starts, start][-_MAX_REMEMBERED_STARTS:]
+    def write() -> list[StartRecord]:
+      record = StartRecord(uuid.uuid4().hex, int(step), len(self._read_history_steps()))
+      records = [*earlier, record][-_MAX_REMEMBERED_STARTS:]
       try:
-        self._file.write_text(json.dumps(starts))
+        self._file.write_text(json.dumps(records))
       except OSError as error:
         raise UserError(
           f"{self._file}: cannot be written: {error.strerror or one_line(error)}; free space"
         ) from error
-      return starts
+      return records
 
-    self._known = distributed.broadcast_from_first(write)
+    rows = distributed.broadcast_from_first(write)
+    self._records = [StartRecord(*row) for row in rows]
 
-  def belongs_to_run(self, start: str, step: int) -> bool:
+  def belongs_to_run(self, start_id: str, step: int) -> bool:
     """Return whether a copy of a step by a start belongs to the run's current history."""
-    ids = [start_id for start_id, *_ in self.known]
-    if start not in ids:
+    if start_id not in self.ids:
       return False
-    position = ids.index(start)
-    later_first_steps = [first_step for _, first_step, _ in self.known[position + 1 :]]
-    lines_before = self.known[position][2]
-    later_history_steps = self._history_steps[lines_before + 1 :]  # after its own line
+    position = self.ids.index(start_id)
+    record = self.records[position]
+    later_first_steps = [later.first_step for later in self.records[position + 1 :]]
+    # One line more, as the start itself adds a line.
+    later_history_steps = self._history_steps[record.history_lines + 1 :]
     return all(step <= first_step for first_step in later_first_steps + later_history_steps)
 
-  def _read(self) -> list[list]:
+  def _read(self) -> list[StartRecord]:
     """Return the recorded starts; none, with a warning, if the file is damaged."""
-    starts = []
+    records = []
     try:
       for start_id, step, lines in json.loads(self._file.read() or b"[]"):
         if _ID.fullmatch(start_id) and _is_count(step) and _is_count(lines):
-          starts.append([start_id, step, lines])
+          records.append(StartRecord(start_id, step, lines))
     except (ValueError, TypeError, RecursionError) as error:
       _log.warning(
         "%s: damaged (%s); the emergency copies of earlier starts are not used",
@@ -148,7 +166,7 @@ class StartHistory:
         one_line(error),
       )
       return []
-    return starts
+    return records
 
   def _read_history_steps(self) -> list[int]:
     """Return the steps that lines of `history.jsonl` name."""
@@ -175,10 +193,10 @@ class _NearbyCheckpoints(Checkpoints):
       os.makedirs(path, exist_ok=True)
     except OSError as error:
       raise UserError(
-        f"config.checkpoint.emergency.directory={path}: cannot be made: {error.strerror}"
+        f"config.checkpoint.emergency.directory={path}: cannot be created: {error.strerror}"
       ) from error
     try:
-      check_owner(path, allow_link=True)  # another user may have made it in /dev/shm beforehand
+      check_owner(path, allow_link=True)  # in /dev/shm, another user may have created it before
     except OSError as error:
       raise UserError(
         f"config.checkpoint.emergency.directory={path}: {error.strerror}, or name another directory"
@@ -186,13 +204,15 @@ class _NearbyCheckpoints(Checkpoints):
     super().__init__(path)
     self._store = EmergencySteps(path, starts)
 
-  def since(self, step: int) -> "_NearbyCheckpoints":
-    """Ignore the steps before this one."""
+  def ignore_before(self, step: int) -> None:
+    """Ignore the copies of steps before this one from now on."""
     self._store.min_step = step
-    return self
 
   def agreed_steps(self) -> list[int]:
-    """Return the steps of which any process holds a copy; all processes must call it."""
+    """Return the steps of which any process holds a copy, the same list in all processes.
+
+    All processes must call it.
+    """
     return self._store.agreed_steps()
 
   def _move_aside(self, steps: list[int], suffix: str) -> None:
@@ -243,7 +263,7 @@ class EmergencyCheckpoints(Checkpoints):
     else:
       restored = super().restore(abstract_state, step)
     self._starts.begin(restored[0] if restored else 0)
-    self._nearby.since(0)
+    self._nearby.ignore_before(0)
     return restored
 
   def _restore_newest(self, abstract_state: StateTemplate) -> tuple[int, dict, dict] | None:
@@ -261,7 +281,8 @@ class EmergencyCheckpoints(Checkpoints):
   ) -> tuple[int, dict, dict] | None:
     """Restore the newest emergency copy from a step on; None, with a warning, if it is damaged."""
     try:
-      restored = self._nearby.since(min_step).restore(abstract_state)
+      self._nearby.ignore_before(min_step)
+      restored = self._nearby.restore(abstract_state)
       self.restored_digest = self._nearby.restored_digest
       return restored
     except DamageError as error:
@@ -282,9 +303,9 @@ class EmergencyCheckpoints(Checkpoints):
     intact = restored[0] if restored else 0
     if damage is None and intact == newest:
       return restored
-    copies = self._nearby.since(intact + 1).agreed_steps()
-    if any(step > intact for step in copies):
-      restored = None  # makes room: two states may not fit
+    self._nearby.ignore_before(intact + 1)
+    if self._nearby.agreed_steps():
+      restored = None  # frees its memory: two states may not fit
       restored = self._restore_copy(abstract_state, intact + 1)
       if restored is None and damage is None:
         restored = super().restore(abstract_state, intact)

@@ -30,31 +30,32 @@ _MANIFEST = "manifest.json"
 _INDEX_FILE = "pieces.json"
 _DATA_FILE = "pieces.bin"
 _COPY = re.compile(r"([0-9]+)-[0-9]+(\.tmp)?")
-# two, and more for a moment after a start
+# Of one process: two, and a few more just after a start, until older copies are removed.
 _MAX_STEPS = 4
-# by the bytes of a type; the state has no 64-bit arrays
+# The unsigned type by the bytes of a value; the state has no 64-bit arrays.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 _log = logging.getLogger("t5x_like.checkpoint")
-Start = tuple[int, ...]  # of a shard along each axis of its tensor
+ShardStart = tuple[int, ...]  # the first index of a shard along each axis of its tensor
 
 
 class Starts(Protocol):
   """The starts of a run; see `emergency.StartHistory`."""
 
-  known: list[list]
-  current: str
+  ids: list[str]
+  current_id: str
 
-  def belongs_to_run(self, start: str, step: int) -> bool: ...
+  def belongs_to_run(self, start_id: str, step: int) -> bool: ...
 
 
 class EmergencySteps:
   """The steps in the processes' own directories; `orbax_steps.LocalSteps` documents the methods.
 
-  A copy is a directory `<start>/<step>-<process>/`, renamed into place once whole. It is not
-  flushed to the disk: after a loss of power its checksums fail, and another slice has the step.
+  A copy is a directory `<id of the start>/<step>-<process>/`, renamed into place once complete. It
+  is not flushed to the disk: after a loss of power its checksums fail, and another slice has the
+  step.
 
   Attributes:
-    min_step: the oldest step that counts.
+    min_step: copies of older steps are ignored.
   """
 
   def __init__(self, directory: str, starts: Starts):
@@ -72,8 +73,8 @@ class EmergencySteps:
 
   def steps(self) -> list[int]:
     steps = set()
-    for start, step, path in self._own_copies():
-      if path.suffix != ".tmp" and self._is_relevant(start, step):
+    for start_id, step, path in self._own_copies():
+      if path.suffix != ".tmp" and self._is_relevant(start_id, step):
         steps.add(step)
     return sorted(steps)
 
@@ -81,10 +82,7 @@ class EmergencySteps:
     return step in self.steps()
 
   def agreed_steps(self) -> list[int]:
-    """Return the steps that any process holds.
-
-    As all processes meet here after `wait`, older copies are no longer needed.
-    """
+    """Return the steps that any process holds."""
     own_steps = self.steps()[-_MAX_STEPS:]
     padded = own_steps + [-1] * (_MAX_STEPS - len(own_steps))
     steps_PN = _gather_from_all(np.array(padded, np.int32))
@@ -162,10 +160,10 @@ class EmergencySteps:
     for name, x in (copies or tensors).items():
       for shard in x.addressable_shards:
         # Without copies, the tensor may be donated as soon as this returns.
-        pieces[name, _start(shard.index)] = (
+        pieces[name, _shard_start(shard.index)] = (
           shard.data if copies else np.array(shard.data, copy=True)
         )
-    folder = self._directory / self._starts.current / f"{step}-{jax.process_index()}"
+    folder = self._directory / self._starts.current_id / f"{step}-{jax.process_index()}"
     self._writing = self._pool.submit(
       self._write, step, folder, pieces, json.dumps(manifest, sort_keys=True), before
     )
@@ -216,9 +214,9 @@ class EmergencySteps:
     """Read the shards of a process from the copies of this host.
 
     Returns:
-      (the process that needs the shards, the shards by tensor and start): of this process if the
-      host has them, else of the first that it has; (-1, None), with a warning, if some are missing
-      or damaged.
+      (the process that needs the shards, the shards by tensor and start). The process is this one
+      if the host has all of its shards, else the first one for which it has all. (-1, None), with
+      a warning, if some are missing or damaged.
     """
     locations = {}
     shards = {}
@@ -250,8 +248,8 @@ class EmergencySteps:
   def _manifests(self, step: int) -> dict[pathlib.Path, bytes]:
     """Return the manifests of the intact copies of a step on this host, by directory."""
     manifests = {}
-    for start, copy_step, path in self._own_copies():
-      if copy_step != step or path.suffix == ".tmp" or not self._is_relevant(start, copy_step):
+    for start_id, copy_step, path in self._own_copies():
+      if copy_step != step or path.suffix == ".tmp" or not self._is_relevant(start_id, copy_step):
         continue
       with contextlib.suppress(OSError, DamagedStep):
         check_below(path)
@@ -260,34 +258,36 @@ class EmergencySteps:
         manifests[path] = text
     return manifests
 
-  def _is_relevant(self, start: str, step: int) -> bool:
-    return step >= self.min_step and self._starts.belongs_to_run(start, step)
+  def _is_relevant(self, start_id: str, step: int) -> bool:
+    return step >= self.min_step and self._starts.belongs_to_run(start_id, step)
 
   def _own_copies(self) -> Iterator[tuple[str, int, pathlib.Path]]:
-    """Yield start, step and directory of the run's copies on this host, unfinished ones too.
+    """Yield the start's id, step and directory of the run's copies on this host.
 
-    In a shared directory such as /dev/shm, another user may have made the directory of a start.
+    Unfinished copies are included. In a shared directory such as /dev/shm, another user may have
+    created the directory of a start, which is then ignored.
     """
-    for start, *_ in self._starts.known:
+    for start_id in self._starts.ids:
+      folder = self._directory / start_id
       try:
-        check_owner(self._directory / start)
+        check_owner(folder)
       except OSError:
         continue
-      for name in (self._directory / start).names():
+      for name in folder.names():
         if match := _COPY.fullmatch(name):
-          yield start, int(match[1]), self._directory / start / name
+          yield start_id, int(match[1]), folder / name
 
   def _remove_older(self, step: int) -> None:
     """Remove the copies that no start will read.
 
     All processes hold the last step, or another slice does.
     """
-    for start, copy_step, path in list(self._own_copies()):
+    for start_id, copy_step, path in list(self._own_copies()):
       is_unfinished = path.suffix == ".tmp" and copy_step < step
       is_older = copy_step < self._last_step
-      if is_unfinished or is_older or not self._starts.belongs_to_run(start, copy_step):
+      if is_unfinished or is_older or not self._starts.belongs_to_run(start_id, copy_step):
         shutil.rmtree(path, ignore_errors=True)
-        if start != self._starts.current:
+        if start_id != self._starts.current_id:
           with contextlib.suppress(OSError):
             path.parent.rmdir()
 
@@ -309,12 +309,12 @@ class ShardNeeds:
       needs = tuple(starts[number] for starts in distinct)
       self._representatives.append(groups.setdefault(needs, number))
 
-  def shards_of(self, number: int) -> list[tuple[str, Start]]:
+  def shards_of(self, number: int) -> list[tuple[str, ShardStart]]:
     """Return the shards that a process needs: names of tensors, and starts."""
     return [(name, start) for name, starts in self._tensors.items() for start in starts[number]]
 
-  def first_complete(self, available: Mapping[tuple[str, Start], Any]) -> int:
-    """Return the first process whose shards are all available, this one before others.
+  def first_complete(self, available: Mapping[tuple[str, ShardStart], Any]) -> int:
+    """Return a process whose shards are all available: this one if possible, else the first.
 
     Raises:
       KeyError: there is none.
@@ -323,7 +323,7 @@ class ShardNeeds:
     for number in dict.fromkeys((own_needs, *self._representatives)):
       if all(shard in available for shard in self.shards_of(number)):
         return number
-    raise KeyError("it has the shards of no process; the mesh has changed")
+    raise KeyError("it holds all shards of no process; the mesh has changed")
 
   def assign(self, complete_P: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
     """Assign to every process the process whose shards it reads.
@@ -345,8 +345,8 @@ class ShardNeeds:
         free.remove(fitting[0])
     is_read_P = np.isin(np.arange(len(complete_P)), list(targets.values()))
     unassigned = [p for p in processes if p not in targets]
-    for p in unassigned:  # itself where possible
-      if p in free:
+    for p in unassigned:
+      if p in free:  # assign it to itself where possible
         targets[p] = p
         free.remove(p)
     unassigned = [p for p in unassigned if p not in targets]
@@ -355,11 +355,13 @@ class ShardNeeds:
 
 
 @functools.lru_cache(maxsize=256)
-def _shard_starts(sharding: NamedSharding, shape: tuple[int, ...]) -> dict[int, frozenset[Start]]:
+def _shard_starts(
+  sharding: NamedSharding, shape: tuple[int, ...]
+) -> dict[int, frozenset[ShardStart]]:
   """Return the starts of the shards of each process."""
   starts: dict[int, set] = {}
   for device, index in sharding.devices_indices_map(shape).items():
-    starts.setdefault(device.process_index, set()).add(_start(index))
+    starts.setdefault(device.process_index, set()).add(_shard_start(index))
   return {number: frozenset(process_starts) for number, process_starts in starts.items()}
 
 
@@ -387,14 +389,13 @@ def _rearrange_mesh(mesh: Mesh, targets: tuple[int, ...]) -> Mesh:
 
 
 def receive_from_replicas(
-  x: jax.ShapeDtypeStruct, own_shards: Mapping[Start, np.ndarray] | None
+  x: jax.ShapeDtypeStruct, own_shards: Mapping[ShardStart, np.ndarray] | None
 ) -> jax.Array:
   """Return a tensor of which some devices hold shards; the others receive theirs from these.
 
-  The shards travel over the mesh axes that repeat the tensor.
-
-  Devices that hold no shard give zeros, and the bits of a tensor are the greatest of its replicas',
-  so that nobody needs to know who holds what. All processes must call it.
+  The shards travel over the mesh axes that repeat the tensor. Devices without a shard contribute
+  zeros, and each value is the maximum over its replicas' bits, read as unsigned integers. So no
+  process needs to know which device holds which shard. All processes must call it.
 
   Args:
     x: shape, type and sharding, of a named mesh.
@@ -412,11 +413,11 @@ def receive_from_replicas(
   for device, index in sharding.addressable_devices_indices_map(x.shape).items():
     block = zeros
     if own_shards is not None:
-      block = own_shards[_start(index)].view(bits)[None]
+      block = own_shards[_shard_start(index)].view(bits)[None]
     blocks.append(jax.device_put(block, device))
   spread = NamedSharding(sharding.mesh, PartitionSpec(replica_axes, *sharding.spec))
   stacked = jax.make_array_from_single_device_arrays((copies, *x.shape), spread, blocks)
-  # one at a time, see `tensors.fingerprints_and_nonfinite`
+  # One tensor at a time; `tensors.fingerprints_and_nonfinite` gives the reason.
   return jax.block_until_ready(_select_greatest(jnp.dtype(x.dtype), sharding)(stacked))
 
 
@@ -447,9 +448,9 @@ def _gather_from_all(x: np.ndarray) -> np.ndarray:
   return np.asarray(multihost_utils.process_allgather(x)).reshape(-1, x.size)
 
 
-def _start(index: tuple[slice, ...]) -> Start:
+def _shard_start(index: tuple[slice, ...]) -> ShardStart:
   return tuple(part.start or 0 for part in index)
 
 
-def _shard_callback(shards: Mapping[Start, np.ndarray]) -> Callable:
-  return lambda index: shards[_start(index)]
+def _shard_callback(shards: Mapping[ShardStart, np.ndarray]) -> Callable:
+  return lambda index: shards[_shard_start(index)]

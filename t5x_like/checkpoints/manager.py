@@ -37,7 +37,7 @@ from t5x_like.files.paths import as_path, is_remote
 from t5x_like.parallel import distributed
 
 _TIMEOUT_WORDS = ("DEADLINE_EXCEEDED", "timed out", "Timeout")
-_SECOND_LOOK_SECONDS = 0.5
+_SECOND_READ_DELAY_SECONDS = 0.5
 _log = logging.getLogger("t5x_like.checkpoint")
 StateTemplate = dict[str, Any] | Callable[[dict[str, dict]], dict[str, Any]]
 
@@ -154,7 +154,7 @@ class Checkpoints(contextlib.AbstractContextManager):
       UserError: this or the previous save could not be written, or the step exists with other
         values.
       NumericError: naming a tensor that is not finite.
-      TransientError: this or the previous save failed, and may not when tried again.
+      TransientError: this or the previous save failed, and may succeed when tried again.
     """
     tensors = flatten(state)
     fingerprint_by_name, nonfinite_names = fingerprints_and_nonfinite(tensors)
@@ -188,7 +188,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     return self._store.steps()
 
   def is_committed(self, step: int) -> bool:
-    """Return whether the save that this process began is committed, without waiting for it."""
+    """Return whether a step that this process began to save is committed, without waiting."""
     return self._store.is_committed(step)
 
   def restore(
@@ -298,18 +298,19 @@ class Checkpoints(contextlib.AbstractContextManager):
       if not self._store.skip_attempt(step):
         raise DamagedStep("; ".join(dict.fromkeys(reasons)))
       _log.warning(
-        "checkpoint step %d: a damaged attempt to save it is passed over: %s", step, reasons[-1]
+        "checkpoint step %d: a damaged attempt to save it is skipped: %s", step, reasons[-1]
       )
 
   def _restore_twice(self, step: int, abstract_state: StateTemplate) -> tuple[dict, dict]:
+    """Read and verify a step; report damage only if a second reading agrees."""
     try:
-      return self._restore_one(step, abstract_state)
+      return self._restore_once(step, abstract_state)
     except DamagedStep:
-      time.sleep(_SECOND_LOOK_SECONDS)
-      return self._restore_one(step, abstract_state)
+      time.sleep(_SECOND_READ_DELAY_SECONDS)
+      return self._restore_once(step, abstract_state)
 
-  def _restore_one(self, step: int, abstract_state: StateTemplate) -> tuple[dict, dict]:
-    """Read and verify one step; every process gets the same verdict."""
+  def _restore_once(self, step: int, abstract_state: StateTemplate) -> tuple[dict, dict]:
+    """Read and verify a step; every process gets the same verdict."""
     path = self._store.where(step)
     manifest = read_in_all_processes(path, lambda: self._manifest(step))
     saved = manifest["tensors"]
@@ -451,10 +452,10 @@ class SaveSchedule:
     All processes must call it after every step, and get the same answer.
     """
     is_due = step % self._every == 0
-    if not is_due and step >= self._next_look:
-      steps_ahead = distributed.broadcast_from_first(lambda: self._steps_to_next_look(step))
+    if not is_due and step >= self._next_clock_step:
+      steps_ahead = distributed.broadcast_from_first(lambda: self._steps_to_next_clock(step))
       is_due = steps_ahead == 0
-      self._next_look = step + steps_ahead
+      self._next_clock_step = step + steps_ahead
     if is_due:
       self._start(step)
     return is_due
@@ -462,15 +463,15 @@ class SaveSchedule:
   def _start(self, step: int) -> None:
     self._last_step = step
     self._last_time = self._clock()
-    self._next_look = math.inf if self._minutes is None else step + 1
+    self._next_clock_step = math.inf if self._minutes is None else step + 1
 
-  def _steps_to_next_look(self, step: int) -> int:
-    """Return the number of steps until the next look at the clock; 0 if a save is due."""
+  def _steps_to_next_clock(self, step: int) -> int:
+    """Return the number of steps until the clock is read again; 0 if a save is due."""
     spent = self._clock() - self._last_time
     remaining = 60 * self._minutes - spent
     steps_taken = max(1, step - self._last_step)
     if remaining <= 0:
       return 0
     steps = min(remaining / 2, 3 * self._minutes) * steps_taken / max(spent, 1e-3)
-    # no more than were timed: the first has only been dispatched
+    # At most the steps timed so far: the first step has only been dispatched, not run.
     return max(1, min(steps_taken, int(steps)))

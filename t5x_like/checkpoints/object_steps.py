@@ -2,11 +2,13 @@
 
 A step is a directory `<step>-<attempt>-<processes>/`. Every process writes its shards of the
 tensors as an object (`tensors-<process>.bin`, further ones `tensors-<process>-<part>.bin`) with an
-index next to them; when all have, process 0 writes `manifest.json`, and only then the step exists.
-An attempt that was cut short has none and is removed by the next run that saves: first by an object
-`aside`, so that a process that was paused and now writes its manifest commits nothing. Nothing is
-renamed: a step too is set aside by an object `aside` in its directory, and may then be saved again
-as another attempt. Where a step has several attempts with a manifest, any intact one is read.
+index next to them. When all have done so, process 0 writes `manifest.json`, which commits the step.
+
+An attempt that was interrupted has no manifest. The next run that saves first marks it with an
+object `aside`, so that a paused process that still writes its manifest commits nothing, and then
+removes it. Nothing is renamed: a committed step too is set aside by an object `aside` in its
+directory, and may then be saved again as another attempt. If a step has several attempts with a
+manifest, any intact one is read.
 """
 
 import concurrent.futures
@@ -33,15 +35,15 @@ _ASIDE = "aside"
 _ABANDONED = b"abandoned"  # the content of `aside` for an attempt that another run did not finish
 _READERS = 16
 _WRITERS = 4
-# of an object, so that none is too large for a request, and a repeated one costs little
+# The largest object: stores limit the size of a request, and a failed request is repeated whole.
 _PART_BYTES = 2**28
 
 
 class ObjectSteps:
   """The steps in one directory of a store; `orbax_steps.LocalSteps` documents the methods.
 
-  Listings may lag: they only say which directories to look into, and process 0 looks for all. The
-  objects in a directory are read by name.
+  Listings of a store may be out of date. So process 0 lists the directories for all processes, and
+  the objects in a directory are read by name.
 
   Args:
     url: the directory of the checkpoints.
@@ -64,7 +66,7 @@ class ObjectSteps:
     self._copies = HostCopies()
     self._agreed: dict[int, list[str]] = {}  # the directories of each step
     self._damaged: set[str] = set()  # directories that a reader has skipped
-    # the attempts that earlier runs did not finish, once listed
+    # The attempts that earlier runs did not finish; None until they are listed.
     self._interrupted: list[str] | None = None
     self._written: int | None = None
 
@@ -154,7 +156,7 @@ class ObjectSteps:
           continue
         # Without copies, the tensor may be donated as soon as this returns.
         data = shard.data if copies else np.array(shard.data, copy=True)
-        for first_row, rows in _runs_of_rows(data):
+        for first_row, rows in _blocks_of_rows(data):
           if offset and offset + rows.nbytes > _PART_BYTES:
             parts.append([])
             offset = 0
@@ -213,7 +215,7 @@ class ObjectSteps:
   def _state(self, directory: str) -> str:
     if (self._root / directory / _ASIDE).is_file():
       return "aside"
-    return "committed" if (self._root / directory / _MANIFEST).is_file() else "begun"
+    return "committed" if (self._root / directory / _MANIFEST).is_file() else "unfinished"
 
   def _directories(self, step: int) -> list[str]:
     directories = self._agreed.get(step) or self._committed().get(step)
@@ -266,8 +268,8 @@ class ObjectSteps:
       process = jax.process_index()
       if process == 0 and self._interrupted is None:
         names = [name for name in self._root.names() if _STEP.fullmatch(name)]
-        # Listed before the check: as the workdir is still this run's, none of them belongs to a run
-        # that took it over.
+        # Listed before the check: if the workdir is still this run's afterwards, none of the
+        # attempts belongs to a run that has taken it over.
         self._check()
         self._interrupted = names
       directory = self._root / attempt
@@ -295,7 +297,7 @@ class ObjectSteps:
     file = self._root / attempt / _MANIFEST
     if not file.create(json.dumps(manifest).encode()):
       raise TransientError(f"{file}: another process has written it; run the same command again")
-    self._check()  # again, as a run that took over in between has set this attempt aside
+    self._check()  # again: a run that has taken over in between has set this attempt aside
     self._written = manifest["step"]
     self._remove_old_steps(attempt)
 
@@ -322,10 +324,10 @@ class ObjectSteps:
   def _remove_old_steps(self, attempt: str) -> None:
     """Remove steps that are no longer kept and, once, unfinished attempts of earlier runs.
 
-    The manifest of a step goes first.
+    The manifest of a step is removed first, so that a half-removed step is not committed.
     """
     directories = self._committed()
-    directories.setdefault(int(attempt.partition("-")[0]), [attempt])  # whatever the listing says
+    directories.setdefault(int(attempt.partition("-")[0]), [attempt])  # the listing may lack it
     steps = sorted(directories)
     for step, is_kept in zip(steps, self._retention.keeps(steps), strict=True):
       if is_kept:
@@ -340,10 +342,9 @@ class ObjectSteps:
       self._remove_interrupted(name)
 
   def _remove_interrupted(self, name: str) -> None:
-    """Remove the objects of an unfinished attempt, or the remains that an earlier run left.
+    """Remove the objects of an unfinished attempt but its `aside`, which the next run removes.
 
-    An `aside` stays until a later run, in case the attempt's process was only paused, and commits
-    it after all.
+    Until then, `aside` prevents a paused process of the attempt from committing it.
     """
     directory = self._root / name
     aside = (directory / _ASIDE).read()
@@ -362,8 +363,8 @@ def _file(process: int, part: int) -> str:
   return f"tensors-{process:05d}-{part:05d}.bin" if part else f"tensors-{process:05d}.bin"
 
 
-def _runs_of_rows(x) -> Iterator[tuple[int, Any]]:
-  """Yield an array in runs of rows that fit a part, with the number of the first row of each."""
+def _blocks_of_rows(x) -> Iterator[tuple[int, Any]]:
+  """Yield (the number of its first row, rows) of each block of an array that fits a part."""
   if not x.ndim or x.nbytes <= _PART_BYTES:
     yield 0, x
     return

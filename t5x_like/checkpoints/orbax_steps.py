@@ -41,9 +41,9 @@ class _Manager(ocp.CheckpointManager):
 
 @functools.cache
 def _write_small_arrays_whole() -> None:
-  """Make one device write a small array.
+  """Have orbax write each small array from one device.
 
-  Orbax would slice it for all, and compile a program for each shape.
+  By default, orbax slices an array for all devices, which compiles a program for each shape.
   """
   default_handler = ocp.type_handlers.get_type_handler(jax.Array)
   handler = ocp.type_handlers.ArrayHandler(
@@ -194,9 +194,9 @@ class LocalSteps:
       self._manager.reload()
 
   def _sync(self) -> None:
-    """Put all files of a step on disk, just before the rename that commits it.
+    """Flush all files of a step to the disk, just before the rename that commits it.
 
-    Older steps are removed after that.
+    Older steps are removed afterwards.
     """
     if jax.process_index() == 0:
       self._check()
@@ -206,7 +206,7 @@ class LocalSteps:
             sync(path)
 
   def _open(self) -> _Manager:
-    """Return the orbax manager, made on first use, as only saving may change the directory."""
+    """Return orbax's manager, created by the first save, as only saves may change the directory."""
     if self._manager is None:
       count = jax.process_count()
       if count > 1:  # orbax does not create it for several processes
@@ -240,7 +240,7 @@ def read_tensors(
   Args:
     partial: whether the checkpoint has other tensors too.
   Raises:
-    DamagedStep: the description of the tensors is of another form.
+    DamagedStep: orbax's description of the tensors is damaged.
   """
   if not template:
     return {}
@@ -267,7 +267,7 @@ def read_tensors(
 
 @functools.cache
 def quiet_orbax() -> None:
-  """Drop orbax's log lines and its event loop's output after a failed save; act once a process."""
+  """Drop orbax's log lines and its event loop's output after a failed save, for this process."""
   orbax = f"{os.sep}orbax{os.sep}"
   absl_logging.get_absl_logger().addFilter(lambda record: orbax not in record.pathname)
   # Coroutines of a save that failed may be garbage-collected before the failure is noticed.
@@ -276,10 +276,11 @@ def quiet_orbax() -> None:
 
   def unraisablehook(raised):
     # Late writes of a failed save call back into a closed event loop, and tensorstore prints each
-    # of them. Of the reads of a damaged step, all that fail after the first are collected unseen.
-    late = raised.exc_type is RuntimeError and str(raised.exc_value) == "Event loop is closed"
-    unseen = orbax in getattr(getattr(raised.object, "cr_code", None), "co_filename", "")
-    if not (late or unseen):
+    # of them. When a step is damaged, only the first failed read is awaited, and the others end as
+    # unraisable errors of orbax's coroutines.
+    is_late = raised.exc_type is RuntimeError and str(raised.exc_value) == "Event loop is closed"
+    is_orbax = orbax in getattr(getattr(raised.object, "cr_code", None), "co_filename", "")
+    if not (is_late or is_orbax):
       show(raised)
 
   sys.unraisablehook = unraisablehook

@@ -19,15 +19,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from t5x_like.errors import one_line
 
 HOST = "pinned_host"  # the memory of a device's host that the device reaches
-# bytes; XLA gives a process on GPUs 64 GB of pinned memory, and orbax may copy it once more
+# Half of the 64 GB of pinned memory that XLA gives a process on GPUs, as orbax may copy once more.
 _MAX_PINNED_BYTES = 2**35
 _log = logging.getLogger("t5x_like.checkpoint")
 _copy_tree = functools.partial(jax.tree.map, jnp.copy)
-_UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
+_UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # 8 bytes are two words
+_POSITION_SEED = 0x9E3779B9  # 2**32 / golden ratio, so that position 0 is mixed too
 
 
 def _mix(bits):
-  """Mix uint32 words of any shape; a bijection."""
+  """Mix uint32 words of any shape by the finaliser of MurmurHash3, with its constants."""
   bits = bits ^ (bits >> jnp.uint32(16))
   bits = bits * jnp.uint32(0x85EBCA6B)
   bits = bits ^ (bits >> jnp.uint32(13))
@@ -56,7 +57,7 @@ def _sums(x: jax.Array) -> jax.Array:
   for axis in range(bits.ndim):
     stride = math.prod(bits.shape[axis + 1 :]) & 0xFFFFFFFF
     index = index + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride)
-  position = _mix(index + jnp.uint32(0x9E3779B9))
+  position = _mix(index + jnp.uint32(_POSITION_SEED))
   mixed = _mix(bits ^ position)
   nonfinite = ~jnp.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.floating) else jnp.bool_(False)
   sums = jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(_mix(mixed + position), dtype=jnp.uint32)

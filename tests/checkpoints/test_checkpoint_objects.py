@@ -198,7 +198,7 @@ def assert_step_2_is_skipped(caplog, error: type[Exception], case) -> None:
 @pytest.mark.parametrize("file", ["manifest.json", "tensors-00000.json", "tensors-00000.bin"])
 def test_step_with_a_truncated_object_is_skipped(file, server, caplog, monkeypatch):
   """Either the stored object or the answer is truncated; without a manifest no step exists."""
-  monkeypatch.setattr("t5x_like.checkpoints.manager._SECOND_LOOK_SECONDS", 0)
+  monkeypatch.setattr("t5x_like.checkpoints.manager._SECOND_READ_DELAY_SECONDS", 0)
   save_steps(URL, [1, 2])
   error_of_absence = UserError if file == "manifest.json" else DamageError
   answers = dict.fromkeys(("empty", "cut short", "range"), DamageError)

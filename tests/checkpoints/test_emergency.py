@@ -141,7 +141,7 @@ def test_damaged_copies_fall_back_to_the_previous_copy_and_then_to_the_checkpoin
 def test_copy_newer_than_the_intact_checkpoint_is_preferred(
   damaged, copies_damaged, expected, tmp_path, shardings, monkeypatch
 ):
-  monkeypatch.setattr("t5x_like.checkpoints.manager._SECOND_LOOK_SECONDS", 0)
+  monkeypatch.setattr("t5x_like.checkpoints.manager._SECOND_READ_DELAY_SECONDS", 0)
   with open_run(tmp_path) as run:
     run.restore(abstract_state(shardings))
     run.save(2, make_state(2, shardings), {})
@@ -226,7 +226,7 @@ def test_receiving_from_replicas_preserves_bits(shardings):
   for array in jax.tree.leaves(tree):
     slices = {}
     for shard in array.addressable_shards:
-      slices[emergency_steps._start(shard.index)] = np.asarray(shard.data)
+      slices[emergency_steps._shard_start(shard.index)] = np.asarray(shard.data)
     target = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
     received = np.asarray(receive_from_replicas(target, slices))
     assert received.tobytes() == np.asarray(array).tobytes()
