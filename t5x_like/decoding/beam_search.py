@@ -93,9 +93,7 @@ class AttainableScore:
 
 @dataclasses.dataclass(frozen=True)
 class TransformersRule(AttainableScore):
-  """The rule of `transformers.generate(num_beams=…)`, release 5.
-
-  It yields the same sequences, token for token.
+  """The rule of `transformers.generate(num_beams=…)`, release 5, with the same results.
 
   A candidate finishes only if it is among the best `beams` of its step; at `max_length`, all
   running sequences finish.
@@ -235,9 +233,9 @@ class _Search:
 
   @property
   def candidates(self) -> int:
-    """The number of candidates of a row: `beams` of them do not end.
+    """The number of candidates of a row, so many that `beams` of them do not end.
 
-    With `stop`, whose strings more than one token can complete, this usually holds.
+    With `stop`, fewer may remain, as several tokens can complete its strings.
     """
     ends = len(self.start.eos) or int(self.stop is not None)
     return min((1 + ends) * self.beams, self.beams * self.vocab)
@@ -341,9 +339,8 @@ class _Search:
 def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   """Return the values and indices of the greatest scores, as `jax.lax.top_k`: [B, count].
 
-  It takes `count` passes of `row_maximum`.
-
-  The passes stay sharded by rows; the operand of a top-k would be gathered on every device.
+  It makes `count` passes of `row_maximum`, which stay sharded by rows. The operand of a top-k would
+  be gathered on every device.
   """
 
   def take(scores_BC, _):
@@ -365,9 +362,9 @@ def _pick(x: jax.Array, index_BK: jax.Array) -> jax.Array:
 
 
 def _batch_axis(path) -> int:
-  """Return the batch axis of a leaf of a `DecodeState`.
+  """Return the batch axis of a leaf of a `DecodeState`: 1 in a stacked cache, otherwise 0.
 
-  It is 1 in a stacked cache, after the layers axis; else 0, as in a list of caches.
+  In a stacked cache, the first axis is of layers; a list of caches has no such axis.
   """
   is_cache = path[0].name == "cache"
   is_listed = is_cache and isinstance(path[1], jax.tree_util.SequenceKey)

@@ -26,9 +26,9 @@ def prepare_for_loop(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
   """Return the module for a loop that reads its kernels at every step.
 
   Kernels are cast to `dtype` once. On CPU each becomes a `KernelFirst`, except stacked kernels and
-  kernels split over devices; quantised layers stay as they are. In float32, the layers that a
-  module lists in `SHARED_INPUT` become one `FusedLinear`; XLA on CPU reads small kernels of
-  bfloat16 faster.
+  kernels split over devices; quantised layers are unchanged. In float32, the layers that a module
+  lists in `SHARED_INPUT` become one `FusedLinear`. In bfloat16 they are not fused, as XLA on CPU
+  reads several small kernels faster than a large one.
   """
 
   def prepare(_, linear: Linear) -> Linear:

@@ -39,8 +39,8 @@ def greedy(
     batch: the features that its `prompt` and `start_decoding` read. Prompts may be padded on either
       side; a row of only padding generates nothing.
     max_length: maximal number of new tokens.
-    transforms: applied to the logits first; see `sampling`.
-    eos: ids that end a row; None for the model's.
+    transforms: applied to the logits before the choice; see `sampling`.
+    eos: ids that end a row; None is the model's end token.
   Returns:
     int32 [B, max_length]: the new tokens up to the end token, then padding (0 if the model has
     none).
@@ -190,7 +190,7 @@ class PrefilledModel:
       logits_B1V, state = self.model.decode(last_B1, state)
       return logits_B1V[:, 0], state
     first = index == 0
-    # the first query repeats the last token's position and adds no key
+    # The first query repeats the position of the prompt's last token, and adds no key to the cache.
     back = first.astype(jnp.int32)
     state = dataclasses.replace(state, next_pos=state.next_pos - back)
     is_new_B1 = jnp.broadcast_to(~first, last_B1.shape)
@@ -235,7 +235,7 @@ def prefill(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> 
   last_index_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
   last_B1 = jnp.take_along_axis(prompt_BP, last_index_B1, axis=1).astype(jnp.int32)
   ids_BP = jnp.where(valid_BP, prompt_BP, -1).astype(jnp.int32)
-  # a stable sort by validity puts each prompt at the end of its row
+  # A stable sort by validity moves each prompt to the end of its row.
   is_valid_BP = valid_BP.astype(jnp.int32)
   _, prompt_BP = jax.lax.sort((is_valid_BP, ids_BP), dimension=1, num_keys=1)
   return PrefilledModel(

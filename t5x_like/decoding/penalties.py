@@ -1,9 +1,9 @@
 """Transforms that read the tokens so far: penalties and bans of repetitions and of words.
 
-The history of a row is the decoder's prompt and the new tokens, so a decoder's text is part of it
-and an encoder-decoder's is not, as in `transformers`. Its padding never counts. Hypotheses of a
-beam search each have their own. `RepetitionPenalty(1.2), NoRepeatNgrams(3), BannedWords(((7, 5),
-(9,)))` suit every kind of generation.
+The history of a row is the decoder's prompt and the new tokens. So the text that a decoder reads is
+part of it, and the text that an encoder reads is not, as in `transformers`. Padding is ignored.
+Each hypothesis of a beam search has its own history. `RepetitionPenalty(1.2), NoRepeatNgrams(3),
+BannedWords(((7, 5), (9,)))` suit every kind of generation.
 """
 
 import collections
@@ -61,7 +61,7 @@ class NoRepeatNgrams:
     m = self.n - 1
     padded_BX = jnp.pad(history_BH, ((0, 0), (m, 0)), constant_values=-1)
     last_Bm = step.last_tokens(m)
-    # whether the m tokens before a position are the last m
+    # True if the m tokens before a position equal the last m, so that its token would repeat.
     completes_BH = jnp.ones_like(history_BH, bool)
     for i in range(m):
       token_B1 = last_Bm[:, i : i + 1]

@@ -24,8 +24,8 @@ class DecodingStep:
     max_length: maximal number of generated tokens.
     eos: the ids that end a row.
     prompt_BP: int32, as in `generate.PrefilledModel`.
-    tokens: int32 [B, max_length] or, of beams, [B, K, max_length]; those from position `index` on
-      are not generated yet.
+    tokens: int32 [B, max_length], or [B, K, max_length] for beams; positions from `index` on are
+      not generated yet.
   """
 
   index: jax.Array
@@ -54,7 +54,7 @@ class DecodingStep:
     return jax.lax.dynamic_slice_in_dim(history_BH, end, count, axis=1)
 
 
-# beyond these, quotients of logits leave float32
+# With lower or higher temperatures, logits divided by them would leave the range of float32.
 _COLDEST = 1e-6
 _HOTTEST = 1e6
 
@@ -101,7 +101,7 @@ class TopK:
       raise UserError(f"TopK: found {self.k}, expected at least 1; leave it out to keep all tokens")
 
   def __call__(self, scores_BV: jax.Array, step: DecodingStep) -> jax.Array:
-    # a sort, unlike `jax.lax.top_k`, splits over devices by rows
+    # A sort can be split over devices by rows, a `jax.lax.top_k` cannot.
     k = min(self.k, scores_BV.shape[-1])
     negated_BV = jnp.sort(-scores_BV, axis=-1)
     least_B1 = -negated_BV[:, k - 1 : k]

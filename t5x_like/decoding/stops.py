@@ -1,4 +1,4 @@
-"""Stop strings: ends of rows at strings of text, which tokens are tested for on the device."""
+"""End rows at stop strings: test on the device whether a token completes one of them."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ class StopStrings:
 
   The automaton of Aho and Corasick (1975) reads the strings byte by byte; its table here has a step
   for every token and state. Tokens with the same transitions share a row, so the table is small. A
-  string is in at most as many tokens as it has bytes, so a step reads no more than these, and
-  nothing is carried from step to step. (A string with tokens without text between its own may
-  escape the device, never `through_stop`.)
+  string spans at most as many tokens as it has bytes, so a step reads only that many of the last
+  tokens, and no state is carried from step to step. (If tokens without text are between the tokens
+  of a string, the device may miss it; `through_stop` does not.)
 
   Args:
     strings: UTF-8, none of them empty.
-    tokens: the bytes of each id; none for ids that stand for no text.
+    tokens: the bytes of each id; empty for ids without text.
   """
 
   def __init__(self, strings: Sequence[bytes], tokens: Sequence[bytes]):
@@ -26,7 +26,7 @@ class StopStrings:
     next_SB = _build_automaton(strings)
     self._done = len(next_SB) - 1
     state_VS = _read_tokens(next_SB, tokens)
-    no_text_S = np.arange(len(next_SB), dtype=np.int32)  # every state stays
+    no_text_S = np.arange(len(next_SB), dtype=np.int32)  # a token without text changes no state
     kinds = {no_text_S.tobytes(): 0}
     kind_of_token = []
     for state_S in state_VS:
@@ -57,7 +57,7 @@ class StopStrings:
     return state_B == self._done
 
   def through_stop(self, ids: Sequence[int]) -> Sequence[int]:
-    """Return the ids up to the first that completes a string, with it; all if none does."""
+    """Return the ids up to and including the first that completes a string; all if none does."""
     state = 0
     for index, token in enumerate(ids):
       kind = self._kind_V[token] if token < len(self._kind_V) else 0
@@ -70,7 +70,8 @@ class StopStrings:
 def _build_automaton(strings: Sequence[bytes]) -> np.ndarray:
   """Return the automaton that finds the strings: int32 [states, 256], the next state of each byte.
 
-  State 0 has read nothing of a string. The last state has read one whole and is never left.
+  In state 0, nothing of a string has been read. The last state, which is never left, has read a
+  whole string.
   """
   prefixes = []
   for string in strings:

@@ -103,7 +103,7 @@ def prepare_for_decoding(model):
     stack = getattr(model, name, None)
     if isinstance(stack, Stack | TwoPartStack):
       setattr(prepared, name, _prepare_stack(stack, model.dtype))
-  if hasattr(model.head, "inner"):  # OPT 350M projects before it
+  if hasattr(model.head, "inner"):  # OPT 350M's head has a projection before it
     prepared.head = copy.copy(model.head)
     prepared.head.inner = CastHead(model.head.inner, model.embed, model.dtype)
   else:

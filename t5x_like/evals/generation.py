@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from t5x_like import slots
-from t5x_like.decoding import named
 from t5x_like.decoding.beam_search import GnmtPenalty, Penalty, PowerPenalty, beam_search
 from t5x_like.decoding.generate import choose_likeliest, generate
+from t5x_like.decoding.transforms import PENALTIES, build_transforms
 from t5x_like.errors import UserError
 from t5x_like.evals import BaseEvaluator, EvalResult, _labelled
 from t5x_like.metrics.classification import MultiRc
@@ -131,8 +131,8 @@ class Evaluator(BaseEvaluator):
 
   @functools.cached_property
   def _decoding_options(self):
-    transforms = named.build_transforms(
-      self.penalties or {}, "evaluator generation: penalties.", named.PENALTIES
+    transforms = build_transforms(
+      self.penalties or {}, "evaluator generation: penalties.", PENALTIES
     )
     return {
       "max_length": self._new_tokens,

@@ -21,8 +21,8 @@ from t5x_like.decoding.beam_search import (
   beam_search,
 )
 from t5x_like.decoding.generate import choose_by_keys, choose_likeliest, generate
-from t5x_like.decoding.named import FILTERS, build_transforms
 from t5x_like.decoding.sampling import Transform
+from t5x_like.decoding.transforms import FILTERS, build_transforms
 from t5x_like.errors import UserError
 
 _MAX_LENGTH_PENALTY = 10  # a larger one overflows float32
@@ -105,7 +105,7 @@ def choose_strategy(
   Args:
     early_stopping: of published models, whose beams stop as in `transformers`; None stops them as
       in T5X.
-    values: values by the names of `decoding.named`; any filter selects sampling.
+    values: values by the names of `decoding.transforms`; any filter selects sampling.
   Raises:
     UserError: a value is out of range, or flags exclude each other.
   """

@@ -19,7 +19,7 @@ from t5x_like import slots, trust
 from t5x_like.checkpoints.tensors import fingerprints
 from t5x_like.data import task_features
 from t5x_like.data.supervised import published_template
-from t5x_like.decoding import named
+from t5x_like.decoding.transforms import FILTERS, PENALTIES, build_transforms
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals._embeddings import Pooling
 from t5x_like.files import checked_json
@@ -417,8 +417,8 @@ class Model:
       )
     if self._classifies:
       return Talk(self.run, self.classifier(**options), None)
-    values = {name: value for name, value in self.settings.items() if name in named.PENALTIES}
-    for name in (*named.PENALTIES, *named.FILTERS):
+    values = {name: value for name, value in self.settings.items() if name in PENALTIES}
+    for name in (*PENALTIES, *FILTERS):
       if name in options and name != "temperature":  # every answer has its own temperature
         values[name] = options.pop(name)
     predict = self._predictor(self.chat_template(template) or "none", **options)
@@ -429,7 +429,7 @@ class Model:
       )
     if isinstance(predict, MaskFilling):
       return Talk(self.run, predict, None)
-    transforms = named.build_transforms(values)
+    transforms = build_transforms(values)
     stream = Stream(self.run, predict, transforms, predict.max_prompt_length(context), seed)
     return Talk(self.run, predict, stream)
 
