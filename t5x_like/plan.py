@@ -1,8 +1,8 @@
-"""Plan a run on hardware that is not there.
+"""Plan a run on hardware that this machine does not have.
 
 python -m t5x_like.plan --config=configs/llama/8b.py --topology=v5e:16x16
 
-It compiles the very step that training, evaluation (--step=eval) or prediction (--step=decode)
+It compiles the same step that training, evaluation (--step=eval) or prediction (--step=decode)
 would run, for a TPU slice (v4:4x4x8, v5e:16x16, v5p:8x8x8, v6e:16x16, tpu7x:4x4x4; --slices=2 for
 several), for CPU devices (cpu:8) or for the devices of this machine (local), where it also times a
 train step. It reports whether the step fits, how much each device sends over which mesh axis and
@@ -11,7 +11,7 @@ install 't5x-like[plan]'. `t5x_like.train --plan=FILE` holds a run to the plan t
 See docs/how-to/plan-a-run.md.
 
 Exit codes: 0 it fits, 5 it does not, 6 the compiler gave no answer, 2 an error that one line on
-stderr explains. Of several topologies, the code is of the worst.
+stderr explains. With several topologies, the highest of their codes is returned.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
   if args.search is not None:
     return _search(requests, args, json_output)
   if args.hlo and len(requests) > 1:
-    raise UserError(f"--hlo={args.hlo}: is of one program; give one --topology")
+    raise UserError(f"--hlo={args.hlo}: holds one program; give one --topology")
   plans = []
   for topology, request in zip(topologies, requests):
     plan = child.plan(request, args.timeout_seconds, _print_progress)
@@ -81,7 +81,7 @@ def _parser() -> command_line.Parser:
     help="v5e:16x16, cpu:8, local, …; several are separated by commas and compared",
   )
   parser.add_argument(
-    "--slices", type=int, default=1, metavar="N", help="slices of this topology (default: 1)"
+    "--slices", type=int, default=1, metavar="N", help="number of slices (default: 1)"
   )
   parser.add_argument("--step", choices=_STEPS, default="train", help="which step (default: train)")
   parser.add_argument("--phase", metavar="NAME", help="a phase of the recipe (default: the last)")
@@ -91,8 +91,8 @@ def _parser() -> command_line.Parser:
     nargs="?",
     const=8,
     metavar="N",
-    help="compile the N likeliest meshes, remat and batch sizes instead, and rank them (default "
-    "N: 8)",
+    help="compile the N most promising meshes, remat policies and batch sizes instead, and rank "
+    "them (default N: 8)",
   )
   parser.add_argument(
     "--prices", metavar="FILE", help="print the price of the run, by this TOML file of prices"
@@ -135,7 +135,7 @@ def _read_quantity(args: argparse.Namespace, topologies: list):
   if args.prices is None and args.steps is None and args.tokens is None:
     return None
   if args.search is not None:
-    raise UserError("--search: prints no hours and prices; plan the flags that it prints")
+    raise UserError("--search: prints no hours or prices; plan with the flags that it prints")
   if args.tokens is not None and not 0 < args.tokens < 1e18:
     raise UserError(f"--tokens={args.tokens:g}: expected a number above 0")
   if args.step != "train" and args.steps is None and args.tokens is None:
@@ -159,7 +159,7 @@ def _search(requests: list, args, json_output: outputs.OutputFile | None) -> int
   from t5x_like.planning import search, table
 
   if len(requests) > 1:
-    raise UserError(f"--topology={args.topology}: --search is of one topology")
+    raise UserError(f"--topology={args.topology}: --search takes one topology")
   if args.search < 1 or args.step != "train":
     raise UserError(
       f"--search={args.search}: expected how many plans of a train step to compile, at least 1"

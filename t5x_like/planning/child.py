@@ -1,6 +1,6 @@
 """Make plans in child processes.
 
-They need another environment and stack, and the compiler may crash.
+A plan needs other environment variables and a larger stack, and the compiler may crash.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def plan(
   timeout_seconds: float,
   report_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-  """Return the plan, or `fits` None and a `verdict` if the compiler gives no answer.
+  """Return the plan; without an answer of the compiler, `fits` is None and `verdict` says why.
 
   Args:
     timeout_seconds: how long the compiler may take.
@@ -94,7 +94,7 @@ def plan(
 def _run(
   command: list[str], environment: dict[str, str], log, timeout_seconds: float, report_progress
 ) -> int:
-  """Return the exit code of a command, negative for the signal that ended it.
+  """Run a command; return its exit code, or minus the number of the signal that ended it.
 
   A timeout counts as SIGALRM.
   """
@@ -126,9 +126,9 @@ def _run(
 
 
 def _raise_stack_limit() -> None:
-  """Raise the stack limit before jax reads it.
+  """Raise the stack limit, which jax reads when it starts threads.
 
-  On Transformers, the compiler's threads overflow ordinary stacks.
+  For Transformers, the compiler's threads overflow ordinary stacks.
   """
   _, hard = resource.getrlimit(resource.RLIMIT_STACK)
   resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
@@ -137,7 +137,7 @@ def _raise_stack_limit() -> None:
 def _failure(code: int, seconds: float, messages: str) -> str:
   """Explain in one line why the compiler gave no answer."""
   if code == -signal.SIGALRM:
-    return f"the compiler was not done after {seconds:.0f} s; raise --timeout_seconds"
+    return f"the compiler had not finished after {seconds:.0f} s; raise --timeout_seconds"
   if code < 0:
     name = signal.Signals(-code).name
     hint = ", as when memory runs out" if code == -signal.SIGKILL else ""

@@ -3,8 +3,8 @@
 *Ring bytes* are the bytes one device sends when N devices run a collective around a ring, the
 minimum of any algorithm (Patarasuk and Yuan 2009): (N - 1) / N * b for an all-gather with a result
 of b bytes, the same for a reduce-scatter or all-to-all with an operand of b bytes, twice that for
-an all-reduce, and b for a permutation. A ragged all-to-all sends what its sizes say when it runs;
-it counts as the smaller of its two arrays, full.
+an all-reduce, and b for a permutation. The sizes of a ragged all-to-all are known only when it
+runs, so it counts as the smaller of its two arrays, as if that were full.
 
 A reduce-scatter that the TPU compiler prints as one fusion of an all-reduce and a slice counts as a
 reduce-scatter. An all-reduce whose result is sliced elsewhere counts as an all-reduce, because all
@@ -34,7 +34,8 @@ KINDS = (
   "collective-permute",
 )
 _KINDS = (*KINDS, "collective-broadcast")
-_STARTS = '"AsyncCollectiveStart"'
+# Texts in the attributes that the TPU compiler prints.
+_ASYNCHRONOUS_START = '"AsyncCollectiveStart"'
 _RING = '"emitter":"1D'
 _BETWEEN_SLICES = re.compile(
   r'_xla_megascale_target="\{[\d,]+\}x\{0:(?P<last_slice>\d+)\}",_xla_megascale_transfer_type="(?P<kind>\w+)"'
@@ -86,7 +87,7 @@ class Collective:
       traced = _TRACED_NAME.search(instruction.attributes)
       self.largest = ring_bytes
       self.where = traced[1] if traced else instruction.name
-      # for a permutation, a hop between neighbours, not the wrap-around
+      # For a permutation, choose a hop between neighbours, not the wrap-around.
       self.group = min(groups, key=lambda group: abs(group[-1] - group[0]))
 
   def row(self) -> dict[str, Any]:
@@ -112,15 +113,15 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
     if executions == 0:
       continue
     sliced_names = _names_of_sliced(instructions)
-    shapes = program.shapes(computation)
+    types = program.types(computation)
     for instruction in instructions:
       kind, is_start = _kind(instruction)
       channel = instruction.attribute("channel_id")
       if kind is None or computation not in starts.get(channel, {computation}):
-        continue  # a repeated print, in an overlapping computation or where it is awaited
+        continue  # printed again, in an overlapping computation or where it is awaited
       groups = _groups(instruction, devices)
       group_size = len(groups[0]) if groups else 1
-      executed_bytes = executions * _bytes(instruction, kind, shapes, group_size)
+      executed_bytes = executions * _bytes(instruction, kind, types, group_size)
       is_fused_slice = computation in program.fused and instruction.name in sliced_names
       if kind == "all-reduce" and is_fused_slice:
         kind = "reduce-scatter"
@@ -157,7 +158,7 @@ def _asynchronous_starts(program: Program) -> dict[str, set[str]]:
 
 
 def _is_asynchronous_start(instruction: Instruction) -> bool:
-  return instruction.opcode == "custom-call" and _STARTS in instruction.attributes
+  return instruction.opcode == "custom-call" and _ASYNCHRONOUS_START in instruction.attributes
 
 
 def _kind(instruction: Instruction) -> tuple[str | None, bool]:
@@ -193,9 +194,7 @@ def _ring_share(kind: str, group_size: int) -> float:
   return passes * (group_size - 1) / group_size
 
 
-def _bytes(
-  instruction: Instruction, kind: str, shapes: Mapping[str, str], group_size: int
-) -> float:
+def _bytes(instruction: Instruction, kind: str, types: Mapping[str, str], group_size: int) -> float:
   """Return the bytes of the larger side of a collective.
 
   They are the operands of a reduction or scatter, and the results of a gather.
@@ -204,7 +203,7 @@ def _bytes(
   if instruction.opcode == "send":
     copies = group_size if kind == "all-gather" else 1
     return copies * type_bytes(parts[0])
-  operand_bytes = [type_bytes(shapes[name]) for name in instruction.operands if name in shapes]
+  operand_bytes = [type_bytes(types[name]) for name in instruction.operands if name in types]
   # (rows to send, the array that received rows are written into, …)
   if kind == "ragged-all-to-all":
     return min(operand_bytes[:2], default=0)
@@ -221,7 +220,7 @@ def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
   transfer = _transfer_between_slices(instruction)
   if transfer is not None:
     slices = int(transfer["last_slice"]) + 1
-    # slices are one after another in the mesh
+    # `replica` is the first axis of the mesh, so the devices of a slice are contiguous in it.
     return np.arange(devices).reshape(-1, slices).T.tolist()
   pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
   if pairs:
@@ -246,9 +245,8 @@ def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
 def _groups_by_axes(mesh: str, ids: str | None, axes: str) -> list[list[int]]:
   """Return the groups of devices along some mesh axes.
 
-  For the mesh `'a'=2, 'b'=4` and `'b'`, there is one group for each index of a.
-
-  `'b':(2)2` is a part of an axis: the size of the parts before it, and its own.
+  For the mesh `'a'=2, 'b'=4` and `'b'`, there is one group for each index of a. An axis may be
+  split into parts: `'b':(2)2` is the part of size 2 whose preceding parts have the size 2 together.
   """
   sizes = {}
   for name, size in re.findall(r"'([^']+)'=(\d+)", mesh):
@@ -285,7 +283,7 @@ def _device_ids(text: str) -> np.ndarray:
 
 
 def _transpose_range(dims: str, permutation: str | None) -> np.ndarray:
-  """Return 0, 1, 2, … in an array of the dimensions `2,4`, transposed by `1,0` if that is there."""
+  """Return 0, 1, 2, … in an array of dimensions `2,4`, transposed by a permutation like `1,0`."""
   shape = _integers(dims)
   order = np.arange(math.prod(shape)).reshape(shape)
   if permutation is None:
@@ -298,9 +296,10 @@ def _integers(text: str) -> list[int]:
 
 
 def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int], kind: str) -> str:
-  """Return the mesh axes along which a group's members differ.
+  """Return the mesh axes along which a group's members differ, joined by "+".
 
-  The name begins with "part of" if the groups do not span these axes.
+  It begins with "part of" if the groups do not span these axes, and is empty if the groups have
+  devices outside the mesh.
   """
   names = list(mesh)
   shape = tuple(mesh.values())

@@ -2,7 +2,7 @@
 
   python -m t5x_like.planning.compiling REQUEST.json ANSWER.json
 
-runs in an environment made by `hardware.environment`; see `planning/child.py`.
+`planning/child.py` runs it in the environment that `hardware.environment` returns.
 """
 
 import json
@@ -41,7 +41,7 @@ from t5x_like.training import compilation, device_peak
 from t5x_like.training.build import Parts, build_parts
 
 _GIGA = 1e9
-_MANY_GATHERS = 4  # times the least bytes, from which a decoding step is advised against
+_MANY_GATHERS = 4  # a decoding step that sends more than 4 times the least bytes gets the hint
 _GATHERS_HINT = (
   "; parameters are gathered for every token: mesh.tensor in place of mesh.fsdp leaves them where "
   "they are"
@@ -49,7 +49,7 @@ _GATHERS_HINT = (
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-  """Make the plan for a `child.Request` as JSON-serialisable values; bytes are per device."""
+  """Return the plan for a `child.Request` as JSON-serialisable values; bytes are per device."""
   topology = hardware.parse(request["topology"], request["slices"])
   devices = hardware.devices(topology)
   recipe = recipes.load(request["config"], request["overrides"])
@@ -113,7 +113,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_step(kind: str, config, parts: Parts, task, step: steps.Step) -> dict[str, Any]:
-  """Return the facts about a step that are known without the compiler."""
+  """Return the entries of a plan that are known before the step is compiled."""
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
   train = kind == "train"
@@ -283,7 +283,7 @@ def _costs(
   step_seconds = max(compute_seconds, seconds["asynchronous"]) + seconds["synchronous"]
   seconds["step"] = step_seconds
   costs["seconds"] = seconds
-  costs["dearest"] = counts.dearest(program, chip.clock)
+  costs["dearest"] = counts.slowest_operations(program, chip.clock)
   costs["mfu"] = None
   if step_seconds:
     costs["mfu"] = answer["model_flops"] / (step_seconds * peak * len(devices))
@@ -306,7 +306,7 @@ def _collective_seconds(
 
 
 def _verdict(answer: dict[str, Any]) -> str:
-  """Return in words whether the step fits the memory, with advice."""
+  """Return a sentence that says whether the step fits the memory, with advice."""
   hbm = answer["memory"]["hbm"]
   total = f"{answer['total_gigabytes']:.2f}"
   if hbm is None:

@@ -10,12 +10,13 @@ from t5x_like.planning import products, roofline
 from t5x_like.planning.collectives import Collective
 from t5x_like.planning.hlo import Instruction, Program, arrays, elements, type_bytes
 
+# The count to which the bytes of an instruction are added.
 _MOVES = {"copy": "copied", "copy-start": "copied", "transpose": "transposed"}
 _PRODUCTS = ("dot", "convolution")
-# Instructions that make no array: their results are arrays of other instructions.
+# Instructions whose results are arrays of other instructions.
 _NO_ARRAYS = ("parameter", "get-tuple-element", "tuple", "while", "bitcast")
-_NAMED = re.compile(r'op_name="([^"]*)"')
-_FRAME = re.compile(r"jit\(step\)/|(while/body/)?closed_call/")
+_TRACED_NAME = re.compile(r'op_name="([^"]*)"')
+_NAME_PREFIXES = re.compile(r"jit\(step\)/|(while/body/)?closed_call/")
 _TOLERANCE = 1.01  # versions of the compiler differ by less
 
 
@@ -31,9 +32,9 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
     (`waited`); GB of the largest array that is no argument (`largest`).
   """
   totals = dict.fromkeys(("float32_flops", "copied", "transposed", "largest"), 0.0)
-  for instruction, executions, shapes, computation in program.iterate_executed():
-    if instruction.opcode in _PRODUCTS and _has_float32_factor(instruction, shapes):
-      product_flops = products.instruction_flops(program, instruction, shapes)
+  for instruction, executions, types, computation in program.iterate_executed():
+    if instruction.opcode in _PRODUCTS and _has_float32_factor(instruction, types):
+      product_flops = products.instruction_flops(program, instruction, types)
       totals["float32_flops"] += executions * product_flops
     if not program.is_standalone(computation):
       continue
@@ -52,10 +53,10 @@ def counts(program: Program, rows: list[Collective]) -> dict[str, float]:
   return rounded
 
 
-def _has_float32_factor(instruction: Instruction, shapes: dict[str, str]) -> bool:
+def _has_float32_factor(instruction: Instruction, types: dict[str, str]) -> bool:
   for name in instruction.operands[:2]:
-    if name in shapes:
-      dtype, _ = arrays(shapes[name])[0]
+    if name in types:
+      dtype, _ = arrays(types[name])[0]
       if dtype == "f32":
         return True
   return False
@@ -71,8 +72,8 @@ def describe_growth(before: dict[str, float], after: dict[str, float]) -> list[s
   return lines
 
 
-def dearest(program: Program, clock: float, limit: int = 10) -> list[dict[str, Any]]:
-  """Return the operations with the most of the compiler's cycles.
+def slowest_operations(program: Program, clock: float, limit: int = 10) -> list[dict[str, Any]]:
+  """Return the operations with the most cycles, by the compiler's estimate.
 
   Each has its seconds in a step, executions, traced name, and the type of its first result.
 
@@ -84,12 +85,12 @@ def dearest(program: Program, clock: float, limit: int = 10) -> list[dict[str, A
     cycles = products.own_cycles(instruction)
     if not cycles or not program.is_standalone(computation):
       continue
-    traced_name = _NAMED.search(instruction.attributes)
+    traced_name = _TRACED_NAME.search(instruction.attributes)
     first_type = elements(instruction.type)[0]
     operation = {
       "seconds": executions * cycles / clock,
       "times": executions,
-      "name": _FRAME.sub("", traced_name[1]) if traced_name else instruction.name,
+      "name": _NAME_PREFIXES.sub("", traced_name[1]) if traced_name else instruction.name,
       "type": re.sub(r"\{[^{}]*\}", "", first_type),
     }
     operations.append(operation)

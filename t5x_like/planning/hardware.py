@@ -19,7 +19,7 @@ LIBRARY = "TPU_LIBRARY_PATH"  # the path of libtpu.so, if libtpu is not an insta
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """Data-sheet values of one jax device, which is a chip, or half a chip on TPU7x.
+  """Data-sheet values of one jax device: a chip, or half a chip on TPU7x.
 
   Attributes:
     memory: bytes of HBM.
@@ -28,9 +28,11 @@ class Chip:
     clock: cycles per second; with the size and number of the matrix units it determines the peak
       rate.
     kernels: the share of the peak rate that attention kernels reach, see `KERNELS`.
-    fast: the start of the 8-bit dtypes whose products run at twice the peak rate; empty for none.
+    fast: the prefix of the names of the 8-bit dtypes whose products run at twice the peak rate,
+      such as "s8" for int8; empty for none.
     devices: jax devices on a chip, which share its links.
-    options: arguments of the topology. Real v4 slices show both cores of a chip as one device.
+    options: further arguments of libtpu's topology. By "megacore", both cores of a v4 chip are one
+      device, as on real slices.
   """
 
   memory: float
@@ -50,7 +52,7 @@ class Chip:
 # 256 x 256 matrix units of v6e and TPU7x. The share for the 128 x 128 units of the other chips is
 # an assumption, one and a half times as much: the exponentials take the same time. By the
 # compiler's schedule, the kernel `fused` reaches 57 to 75 % on v5e.
-WIDE_UNITS = 0.32
+WIDE_UNIT_KERNELS = 0.32
 KERNELS = 0.48
 
 # cloud.google.com/tpu/docs/system-architecture-tpu-vm; link rates from Austin et al. 2025, "How to
@@ -59,14 +61,14 @@ CHIPS = {
   "v4": Chip(32 * 2**30, 1.228e12, 45e9, 1.05e9, KERNELS, options={"chip_config_name": "megacore"}),
   "v5e": Chip(16 * 2**30, 0.819e12, 45e9, 1.5e9, KERNELS, "s8"),
   "v5p": Chip(95 * 2**30, 2.765e12, 90e9, 1.75e9, KERNELS, "s8"),
-  "v6e": Chip(32 * 2**30, 1.638e12, 90e9, 1.75e9, WIDE_UNITS, "s8"),
-  "tpu7x": Chip(96 * 2**30, 3.69e12, 100e9, 2.2e9, WIDE_UNITS, "f8", devices=2),
+  "v6e": Chip(32 * 2**30, 1.638e12, 90e9, 1.75e9, WIDE_UNIT_KERNELS, "s8"),
+  "tpu7x": Chip(96 * 2**30, 3.69e12, 100e9, 2.2e9, WIDE_UNIT_KERNELS, "f8", devices=2),
 }
 _TPU_SHAPE = r"[1-9]\d*(x[1-9]\d*){1,2}"
-_SHAPES = {"cpu": r"[1-9]\d*", LOCAL: ""}  # of devices without a torus
-_FLAT = ("v5e", "v6e")  # of two dimensions
-_POD_SIDE = 16  # chips; only a dimension as long as the pod closes to a ring
-# of the other chips: optical switches close every dimension of a slice of whole cubes
+_SHAPES = {"cpu": r"[1-9]\d*", LOCAL: ""}  # other shapes than a torus of TPUs
+_FLAT = ("v5e", "v6e")  # slices have two dimensions, those of other kinds three
+_POD_SIDE = 16  # chips; on flat kinds, only a dimension of the whole pod's length is a ring
+# On the other kinds, optical switches make a ring of every dimension of a slice of whole cubes.
 _CUBE_SIDE = 4
 NETWORK = 6.25e9  # bytes per second and chip between slices, over the data-centre network
 
@@ -104,7 +106,7 @@ def parse(text: str, slices: int = 1) -> Topology:
   """Parse a topology's name.
 
   Raises:
-    UserError: the kind is unknown, the shape is invalid, or several slices are of CPUs.
+    UserError: the kind is unknown, the shape is invalid, or there are several slices of CPUs.
   """
   kind, _, shape = text.partition(":")
   kinds = ("cpu", LOCAL, *CHIPS)
@@ -150,7 +152,7 @@ def library() -> str:
     path = pathlib.Path(package.origin).with_name("libtpu.so")
   if path is None or not path.is_file():
     raise UserError(
-      "plans for TPUs are made by libtpu, which is not installed: pip install 't5x-like[plan]', "
+      "plans for TPUs need libtpu, which is not installed: pip install 't5x-like[plan]', "
       f"or set {LIBRARY} to the path of a libtpu.so; --topology=cpu:8 needs neither"
     )
   return str(path)
@@ -211,9 +213,9 @@ def devices(topology: Topology) -> list:
 def seconds(ring_bytes: float, group: list, topology: Topology, ring: bool = False) -> float:
   """Return the least seconds of a collective in which each device of a group sends `ring_bytes`.
 
-  Within a slice, it uses all of the group's `links`, or two of them if it runs around one `ring`.
-  Between slices, it uses the data-centre network, over which a hierarchical collective sends a
-  slice's share.
+  Within a slice, the collective uses all of the group's `links`, or two of them if it runs around
+  one `ring`. Between slices, it is hierarchical: each device sends its share of a slice's bytes
+  over the data-centre network.
   """
   slices = len({getattr(device, "slice_index", 0) or 0 for device in group})
   used_links = links(group, topology)
@@ -228,7 +230,7 @@ def seconds(ring_bytes: float, group: list, topology: Topology, ring: bool = Fal
 
 
 def links(group: list, topology: Topology) -> float:
-  """Return the links over which a device of the group sends at once.
+  """Return the number of links over which a device of the group sends at the same time.
 
   A dimension of the torus along which the group extends gives two links if the group fills it and
   its ends are connected, otherwise one: in a line, the devices at the ends receive everything over
@@ -249,7 +251,7 @@ def links(group: list, topology: Topology) -> float:
 
 
 def platform(topology: Topology, devices: list) -> str:
-  """Return the platform of a topology's devices, whose defaults the planned step has."""
+  """Return the platform of a topology's devices, such as "tpu"."""
   return "tpu" if topology.chip else devices[0].platform
 
 

@@ -22,10 +22,11 @@ _CALLED = re.compile(
   r"(\{[^}]*\}|%?[^\s,{}]+)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-# The metadata of a Pallas kernel is JSON over several lines.
+# The metadata of a Pallas kernel is JSON over several lines, which are joined before parsing.
 _CONTINUED = re.compile(r'\n(?="|\}\}, )')
 # Iterations beyond (bound - start) / increment, by the direction of the comparison.
-_COMPARISONS = {"LT": 0, "GT": 0, "NE": 0, "LE": 1, "GE": 1}
+_EXTRA_ITERATIONS = {"LT": 0, "GT": 0, "NE": 0, "LE": 1, "GE": 1}
+# The direction after the two sides of a comparison are exchanged.
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
 
 
@@ -38,6 +39,7 @@ class Instruction:
     operands: names, without `%`.
     attributes: the text after the operands: attributes and metadata.
     arguments: the text between the parentheses: operands, a literal or a parameter's number.
+    root: whether the computation returns its value.
   """
 
   name: str
@@ -65,13 +67,35 @@ class Instruction:
     return match[1] if match else None
 
   def called_computations(self) -> list[tuple[str, str]]:
-    """Return (kind, name) of the computations it names, such as ("body", "region_1")."""
+    """Return (kind, name) of the computations that it names, such as ("body", "region_1")."""
     calls = []
     for kind, names in _CALLED.findall(self.attributes):
       for name in names.strip("{}").split(","):
         if name.strip():
           calls.append((kind, name.strip().lstrip("%")))
     return calls
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fusion:
+  """A fusion instruction, and the computation that holds it."""
+
+  computation: str
+  instruction: Instruction
+
+
+@dataclasses.dataclass(frozen=True)
+class _Comparison:
+  """The comparison that ends a loop.
+
+  Attributes:
+    computation: the computation that holds it: the loop's condition, or one that it fuses.
+    fusion: the fusion in the condition; None without one.
+  """
+
+  computation: str
+  instruction: Instruction
+  fusion: _Fusion | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +118,8 @@ class Program:
     fused, asynchronous: the computations executed by a fusion, or by an `async-start` and the calls
       in it.
     unknown: the loops with an unknown number of iterations, which count once.
-    skipped: the loops that balanced loads of experts skip, which do not count.
+    skipped: the loops over extra rounds of dispatch to experts, which do not count: with balanced
+      loads they have no iterations.
   """
 
   def __init__(self, text: str):
@@ -106,8 +131,8 @@ class Program:
     self.asynchronous: set[str] = set()
     self._count(self.entry, 1)
 
-  def shapes(self, computation: str) -> dict[str, str]:
-    """Return the types of a computation's instructions."""
+  def types(self, computation: str) -> dict[str, str]:
+    """Return the printed types of a computation's instructions, by name."""
     return {instruction.name: instruction.type for instruction in self.computations[computation]}
 
   def iterate_executed(self) -> Iterator[tuple[Instruction, int, dict[str, str], str]]:
@@ -116,9 +141,9 @@ class Program:
       executions = self.executions.get(computation, 0)
       if executions == 0:
         continue
-      shapes = self.shapes(computation)
+      types = self.types(computation)
       for instruction in instructions:
-        yield instruction, executions, shapes, computation
+        yield instruction, executions, types, computation
 
   def is_standalone(self, computation: str) -> bool:
     """Return whether a computation is neither fused nor asynchronous."""
@@ -144,7 +169,7 @@ class Program:
     for instruction in self.computations[computation]:
       if instruction.opcode == "while":
         self._count_loop(computation, instruction, executions)
-      # these name the computation that their start executed
+      # The computations of an update or a done were counted with its start.
       elif not instruction.opcode.endswith(("-update", "-done")):
         self._count_calls(computation, instruction, executions)
 
@@ -174,68 +199,69 @@ class Program:
   ) -> int | None:
     """Return the iterations of a counting loop; None if unknown.
 
-    They are (bound - start) / increment, rounded up.
+    They are (bound - start) / increment, rounded up, and one more for `<=` and `>=`. A start that
+    is not constant counts as 0, and an unknown increment as one step towards the bound.
     """
-    comparison = self._comparison(condition)
-    if comparison is None:
+    bounds = self._loop_bounds(condition)
+    if bounds is None:
       return None
-    index, bound, direction = comparison
+    index, bound, direction = bounds
     start = self._element(computation, while_loop.operands[0], index)
     increment = self._increment(body, index)
-    if bound is None:  # the bound came in as another element of the state
-      return None
     distance = bound - (start or 0)
     step = increment or (1 if distance >= 0 else -1)
-    extra = math.copysign(_COMPARISONS[direction], step)
+    extra = math.copysign(_EXTRA_ITERATIONS[direction], step)
     trips = math.ceil((distance + extra) / step)
     return max(0, trips)
 
-  def _comparison(self, condition: str) -> tuple[int, int | None, str] | None:
-    """Return (index of the counter in the state, bound, direction) of a condition.
+  def _loop_bounds(self, condition: str) -> tuple[int, int, str] | None:
+    """Return (index of the counter in the state, bound, direction) of a loop's condition.
 
-    It is None if the condition tests no counter.
+    It is None if the condition does not compare a counter with a constant.
     """
-    location = self._find_compare(condition)
-    if location is None:
+    comparison = self._find_comparison(condition)
+    if comparison is None:
       return None
-    computation, compare, outer = location
-    direction = compare.attribute("direction")
-    if direction not in _COMPARISONS:
+    direction = comparison.instruction.attribute("direction")
+    if direction not in _EXTRA_ITERATIONS:
       return None
-    first_name, second_name, *_ = compare.operands
-    first_kind, first_value = self._resolve(computation, first_name, outer)
-    second_kind, second_value = self._resolve(computation, second_name, outer)
+    computation = comparison.computation
+    first_name, second_name, *_ = comparison.instruction.operands
+    first_kind, first_value = self._resolve(computation, first_name, comparison.fusion)
+    second_kind, second_value = self._resolve(computation, second_name, comparison.fusion)
     if (first_kind, second_kind) == ("element", "constant"):
       return first_value, second_value, direction
     if (first_kind, second_kind) == ("constant", "element"):  # 10 > i
       return second_value, first_value, _MIRRORED.get(direction, direction)
     return None
 
-  def _find_compare(self, condition: str):
-    """Find the first comparison of a condition.
-
-    Returns (computation, instruction, caller); the caller is None or (condition, the fusion that
-    calls the computation).
-    """
+  def _find_comparison(self, condition: str) -> _Comparison | None:
+    """Return the first comparison of a condition, or of a computation that it fuses."""
     instructions = self.computations.get(condition, [])
     for instruction in instructions:
       if instruction.opcode == "compare":
-        return condition, instruction, None
+        return _Comparison(condition, instruction, None)
     for instruction in instructions:
       for kind, callee in instruction.called_computations():
         if kind != "calls":
           continue
         for inner in self.computations.get(callee, []):
           if inner.opcode == "compare":
-            return callee, inner, (condition, instruction)
+            return _Comparison(callee, inner, _Fusion(condition, instruction))
     return None
 
   def _by_name(self, computation: str) -> dict[str, Instruction]:
     """Return the instructions of a computation by name."""
     return {instruction.name: instruction for instruction in self.computations[computation]}
 
-  def _resolve(self, computation: str, name: str, outer) -> tuple[str, int | None]:
-    """Return ("constant", value), ("element", index in the loop's state) or ("other", None)."""
+  def _resolve(self, computation: str, name: str, fusion: _Fusion | None) -> tuple[str, int | None]:
+    """Return the origin of a value, through copies and the parameters of a fusion.
+
+    Args:
+      fusion: the fusion that calls the computation; None for none.
+    Returns:
+      ("constant", value), ("element", index in the loop's state) or ("other", None).
+    """
     instructions = self._by_name(computation)
     source = instructions.get(name)
     while source is not None:
@@ -246,10 +272,9 @@ class Program:
         return "constant", int(value[0])
       if source.opcode == "get-tuple-element":
         return "element", int(source.attribute("index"))
-      if source.opcode == "parameter" and outer is not None:
-        caller, fusion = outer
-        argument = fusion.operands[int(source.arguments)]
-        return self._resolve(caller, argument, None)
+      if source.opcode == "parameter" and fusion is not None:
+        argument = fusion.instruction.operands[int(source.arguments)]
+        return self._resolve(fusion.computation, argument, None)
       if source.opcode not in ("copy", "bitcast", "convert", "reshape"):
         break
       source = instructions.get(source.operands[0])
@@ -273,18 +298,18 @@ class Program:
     if root is None or root.opcode != "tuple" or index >= len(root.operands):
       return None
     computation = body
-    outer = None
+    fusion = None
     addition = instructions.get(root.operands[index])
     while addition is not None and addition.opcode in ("copy", "bitcast"):
       addition = instructions.get(addition.operands[0])
     if addition is not None and addition.opcode == "fusion":
-      outer = (body, addition)
+      fusion = _Fusion(body, addition)
       computation = dict(addition.called_computations()).get("calls", "")
       addition = _find_root(self.computations.get(computation, []))
     if addition is None or addition.opcode not in ("add", "subtract"):
       return None
     for name in addition.operands:
-      kind, value = self._resolve(computation, name, outer)
+      kind, value = self._resolve(computation, name, fusion)
       if kind == "constant":
         return value if addition.opcode == "add" else -value
     return None
@@ -325,7 +350,7 @@ def type_bytes(printed: str) -> float:
 
 
 def elements(printed: str) -> list[str]:
-  """Return the members of a printed tuple, or the type itself."""
+  """Return the types of a printed tuple's members, or the type itself if it is an array."""
   printed = printed.strip()
   if printed.startswith("("):
     return _split_at_commas(printed[1:-1])

@@ -1,4 +1,4 @@
-"""The minimum bytes that a device must send in a step, as a yardstick for the compiled program.
+"""Compute the minimum bytes that a device must send in a step, to compare a program with.
 
 On the mesh, a parameter of P elements is split f ways over axes that also split the batch (FSDP)
 and t ways over other axes (tensor, expert, stage), and its gradient is a sum over f * d parts of
@@ -6,14 +6,14 @@ the batch. With b bytes per element of the compute dtype, one device must send a
 
   gathers      2 * b * P / t * (f - 1) / f          for both passes of each part of the batch
   reductions       b * P / t * (f - 1) / f          a reduce-scatter of the gradient over f
-               2 * b * P / (t * f) * (d - 1) / d    and an all-reduce of the rest over d
+               2 * b * P / (t * f) * (d - 1) / d    and an all-reduce of the result over d
 
 These are ring bytes (`planning/collectives.py`) of 16-bit gathers and gradients where the compute
-dtype is bfloat16. Evaluation and decoding gather once and reduce nothing, as a teacher and a
-reference do, which have no backward pass. A token table whose vectors are exchanged (`nn/embed.py`)
-is counted as if it were gathered, and a kernel of 8-bit products in the compute dtype: a program
-may send less. The cost of activations under tensor, sequence, expert or pipeline parallelism is
-left out: it depends on the kept and the recomputed activations.
+dtype is bfloat16. Evaluation and decoding gather once and reduce nothing, and so do a teacher and a
+reference, which have no backward pass. A token table whose vectors are exchanged (`nn/embed.py`) is
+counted as if it were gathered, and a kernel of 8-bit products as if it had the compute dtype, so a
+program may send less. The cost of activations under tensor, sequence, expert or pipeline
+parallelism is left out: it depends on the kept and the recomputed activations.
 """
 
 import math
@@ -72,7 +72,7 @@ def _parameters(named: Mapping, rules: Rules, itemsize: int) -> Iterator[tuple[f
       mesh_axes = (part,) if isinstance(part, str) else part or ()
       for axis in mesh_axes:
         split[axis] = logical
-    # Tokens come to the parameters of experts, which are not gathered.
+    # Tokens are sent to the devices of their experts, whose parameters are not gathered.
     expert_axes = {axis for axis, logical in split.items() if logical == "expert"}
     gathered = token_axes & set(split) - expert_axes
     f = math.prod(rules.mesh.shape[axis] for axis in gathered)

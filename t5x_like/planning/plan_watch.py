@@ -10,8 +10,8 @@ cause is read from the compiled program, or from the meter of the steps:
 | collective | more bytes are sent, or waited for, over a mesh axis |
 | memory | the program, or the most bytes in use, is larger |
 | input | steps wait for data; waits during which the devices compute do not count |
-| recompilation | a step was compiled in the course of training |
-| checkpoint | saves hold up the steps |
+| recompilation | a step was compiled during training |
+| checkpoint | saves delay the steps |
 | step | none of these: computing itself is slower than promised |
 """
 
@@ -107,13 +107,13 @@ class PlanWatch:
     self._plan = plan
     self._run = run
     self._program_deviations: list[Deviation] | None = None  # None before the planned phase
-    self._step_deviations: dict[str, Deviation] = {}  # the first of each kind
-    self._active_kinds: set[str] = set()  # of the last window
+    self._step_deviations: dict[str, Deviation] = {}  # the first deviation of each kind
+    self._active_kinds: set[str] = set()  # the kinds of deviations in the last window
     self._config_deviations = promise.config_deviations(plan, recipe)
     self._compiled: CompiledPhase | None = None
     self._memory = 0.0
     self._overall = StepTotals()
-    self._overall_seconds = 0.0  # of the clock, with saves and evaluations
+    self._overall_seconds = 0.0  # elapsed time, with saves and evaluations
     self._last_write = -math.inf
     self._begin_phase()
 
@@ -150,13 +150,13 @@ class PlanWatch:
     return self._ratios(window, seconds) if is_compared else {}
 
   def summary(self) -> str:
-    """Return the plan beside the measurements as a printable table."""
+    """Return a printable table of the plan and the measurements."""
     return plan_table.text(self._comparison())
 
   def _begin_phase(self) -> None:
     """Begin a window, and compare the program of the planned phase with the plan's."""
     self._compiled = self._run.compiled_phase
-    self._window = StepTotals()  # at the start of the window
+    self._window = StepTotals()  # the totals at the start of the window
     self._window_start = 0.0
     if self._program_deviations is not None or not self._is_planned_phase():
       return
@@ -170,7 +170,7 @@ class PlanWatch:
       process.log(f"plan: {deviation}")
 
   def _is_planned_phase(self) -> bool:
-    """Return whether the current phase is the plan's; a plan without a phase is of the last one."""
+    """Return whether the current phase is the plan's; without a phase, a plan is for the last."""
     phase = self._compiled.phase
     if self._plan.phase is None:
       return phase is self._run.assembly.phases[-1]
@@ -181,7 +181,7 @@ class PlanWatch:
     return self._config_deviations + (self._program_deviations or [])
 
   def _report(self, step: int, window: StepTotals) -> None:
-    """Print the first window's measurements, and the kinds of deviations that are new in this."""
+    """Print the first window's seconds, and the deviations of kinds that are new in a window."""
     if self._overall.steps == window.steps:
       seconds = window.seconds / window.steps
       share = 100 * seconds / self._plan.seconds
@@ -257,7 +257,7 @@ class PlanWatch:
 
 
 def describe_program(run: TrainingRun, compiled: CompiledPhase) -> promise.Program:
-  """Return the facts about the compiled step of a phase that a plan promises."""
+  """Return the properties of a phase's compiled step that a plan also has."""
   config = compiled.phase.config
   mesh = dict(run.assembly.parts.rules.mesh.shape)
   devices = jax.devices()
@@ -294,7 +294,7 @@ def _read_collectives(compiled: jax.stages.Compiled, mesh: dict[str, int]) -> li
   try:
     program = Program(compiled.as_text())
     return [row.row() for row in collectives(program, mesh)]
-  except Exception as error:  # a run does not end for it
+  except Exception as error:  # the run continues: it does not need the comparison
     process.log(f"plan: collectives are not compared: the program is unreadable: {one_line(error)}")
     return None
 
@@ -337,7 +337,7 @@ def step_deviations(plan: Promise, window: StepTotals, is_other_program: bool) -
 
 
 def save_deviations(plan: Promise, totals: StepTotals, checkpoint: ConfigDict) -> list[Deviation]:
-  """Return a deviation if saves hold up more than a tenth of the promised time between them."""
+  """Return a deviation if saves take more than a tenth of the promised time between them."""
   if not totals.saves:
     return []
   between_saves = plan.seconds * checkpoint.every
@@ -347,7 +347,7 @@ def save_deviations(plan: Promise, totals: StepTotals, checkpoint: ConfigDict) -
   if seconds <= TOLERANCE * between_saves:
     return []
   text = (
-    f"a save holds up training for {seconds:.4g} s, {100 * seconds / between_saves:.0f} % of the "
+    f"a save delays training by {seconds:.4g} s, {100 * seconds / between_saves:.0f} % of the "
     f"promised {between_saves:.4g} s between saves"
   )
   return [Deviation("checkpoint", text)]

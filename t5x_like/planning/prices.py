@@ -103,9 +103,9 @@ class Quantity:
 
 
 def plan_bill(plan: dict[str, Any], topology: Topology, quantity: Quantity) -> dict[str, Any]:
-  """Return the hours of a quantity by a plan's seconds, and its price: a plan's `bill`.
+  """Return a plan's `bill`: the hours and the price of a quantity of its steps.
 
-  All steps count as those of the planned phase.
+  All steps are assumed to take as long as a step of the planned phase.
 
   Raises:
     UserError: as `Quantity.steps_of` and `Prices.price_of`.

@@ -17,7 +17,7 @@ from t5x_like.planning.hlo import Instruction, Program, arrays
 _RAGGED = "ragged_dot_general"
 _RAGGED_CALL = '"is_ragged_dot":true'
 _KERNEL = 'custom_call_target="tpu_custom_call"'
-_UNKNOWN_CYCLES = 2**62
+_UNKNOWN_CYCLES = 2**62  # from here on, an estimate is no number of cycles
 # Matrix products of an attention kernel, relative to the two of its forward pass.
 _PASSES = {"fwd": 1.0, "dq": 1.5, "dkv": 2.0}
 
@@ -32,37 +32,37 @@ def flops(program: Program, fast: str = "") -> float:
       for none.
   """
   total = 0.0
-  for instruction, executions, shapes, _ in program.iterate_executed():
-    total += executions * _flops(instruction, shapes, fast)
+  for instruction, executions, types, _ in program.iterate_executed():
+    total += executions * _flops(instruction, types, fast)
   return total
 
 
 def instruction_flops(
-  program: Program, instruction: Instruction, shapes: dict[str, str], fast: str = ""
+  program: Program, instruction: Instruction, types: dict[str, str], fast: str = ""
 ) -> float:
   """Return the FLOPs of one execution of an instruction and the computation that it fuses.
 
   `fast` is as in `flops`.
   """
-  total = _flops(instruction, shapes, fast)
+  total = _flops(instruction, types, fast)
   for kind, name in instruction.called_computations():
     if kind == "calls" and name in program.fused:
-      inner = program.shapes(name)
+      callee_types = program.types(name)
       for callee in program.computations.get(name, []):
-        total += instruction_flops(program, callee, inner, fast)
+        total += instruction_flops(program, callee, callee_types, fast)
   return total
 
 
-def _flops(instruction: Instruction, shapes: dict[str, str], fast: str) -> float:
+def _flops(instruction: Instruction, types: dict[str, str], fast: str) -> float:
   """Return the FLOPs of one execution of a product; 0 for other instructions."""
   if instruction.opcode not in ("dot", "convolution") or _RAGGED in instruction.attributes:
     return 0.0
   count = _dot if instruction.opcode == "dot" else _convolution
-  total = count(instruction, shapes)
+  total = count(instruction, types)
   if not fast:
     return total
   for name in instruction.operands[:2]:
-    dtype, _ = arrays(shapes[name])[0]
+    dtype, _ = arrays(types[name])[0]
     if not dtype.startswith(fast):
       return total
   return total / 2
@@ -72,7 +72,7 @@ def kernels(program: Program) -> tuple[float, int]:
   """Return (FLOPs of all executions of kernels, executions with unknown FLOPs)."""
   total = 0.0
   unknown = 0
-  for instruction, executions, shapes, _ in program.iterate_executed():
+  for instruction, executions, types, _ in program.iterate_executed():
     if instruction.opcode == "custom-call" and _KERNEL in instruction.attributes:
       kernel_flops = _kernel(instruction)
       if kernel_flops is None:
@@ -83,7 +83,7 @@ def kernels(program: Program) -> tuple[float, int]:
       # Printed as the product of every row with every group's matrix, one step of the window for
       # each group.
       groups = math.prod(_window(instruction.attributes)["size"])
-      total += executions * _convolution(instruction, shapes) / groups
+      total += executions * _convolution(instruction, types) / groups
   return total, unknown
 
 
@@ -111,7 +111,7 @@ def cycles(program: Program) -> float:
 def own_cycles(instruction: Instruction) -> int | None:
   """Return the compiler's estimate for one execution without its calls; None if there is none.
 
-  For some copies in asynchronous computations it writes 2^63 - 1.
+  For some copies in asynchronous computations, the compiler writes 2^63 - 1.
   """
   estimate = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
   if estimate is None or instruction.opcode in ("while", "conditional", "call"):
@@ -125,9 +125,9 @@ def _shape(printed: str) -> tuple[int, ...]:
   return shape
 
 
-def _dot(instruction: Instruction, shapes: dict[str, str]) -> float:
+def _dot(instruction: Instruction, types: dict[str, str]) -> float:
   """Return the FLOPs of a matrix product."""
-  lhs_shape = _shape(shapes[instruction.operands[0]])
+  lhs_shape = _shape(types[instruction.operands[0]])
   contracting_dims = instruction.attribute("lhs_contracting_dims") or "{}"
   contracted_size = 1
   for dim in re.findall(r"\d+", contracting_dims):
@@ -135,13 +135,13 @@ def _dot(instruction: Instruction, shapes: dict[str, str]) -> float:
   return 2.0 * math.prod(_shape(instruction.type)) * contracted_size
 
 
-def _convolution(instruction: Instruction, shapes: dict[str, str]) -> float:
-  """Count only products of real elements, neither padding nor the gaps of a dilation."""
+def _convolution(instruction: Instruction, types: dict[str, str]) -> float:
+  """Return the FLOPs of a convolution, without products of padding or of a dilation's gaps."""
   lhs, rhs, *_ = instruction.operands
   labels = instruction.attribute("dim_labels") or ""
   lhs_labels, rhs_labels, out_labels = re.split("_|->", labels)
-  lhs_sizes = dict(zip(lhs_labels, _shape(shapes[lhs])))
-  rhs_sizes = dict(zip(rhs_labels, _shape(shapes[rhs])))
+  lhs_sizes = dict(zip(lhs_labels, _shape(types[lhs])))
+  rhs_sizes = dict(zip(rhs_labels, _shape(types[rhs])))
   out_sizes = dict(zip(out_labels, _shape(instruction.type)))
   window = _window(instruction.attributes)
   spatial = [label for label in out_labels if label.isdigit()]
@@ -170,7 +170,12 @@ def _window_number(text: str) -> int | tuple[int, ...]:
 
 
 def _pairs(size: int, kernel: int, out: int, window: dict) -> int:
-  """Count the (output, kernel) positions that meet an element of the input, along one axis."""
+  """Return the number of (output, kernel) positions that read an element of the input on an axis.
+
+  Args:
+    size, kernel, out: the lengths of input, kernel and output.
+    window: the axis' values of `_window`.
+  """
   if window.keys() <= {"size"} and kernel == 1:
     return out
   low = window["pad"][0] if "pad" in window else 0

@@ -6,7 +6,7 @@ into two classes:
 - The comparison means nothing for another model, objective, optimizer, tuning or kind of device.
   Such a plan is refused before the run begins.
 - Another slice, mesh, batch size, sharding rule, remat policy or attention core is a deviation with
-  a cause. The run goes on, and is compared with the promise as it stands.
+  a cause. The run continues, and is compared with the unchanged promise.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ from t5x_like.files.checked_json import parse_json
 from t5x_like.files.paths import as_path
 from t5x_like.redaction import redact_config
 
-# Of a clone of the project; an installed package has no such file.
+# The file exists in a clone of the project, not in an installed package.
 STORED_PLANS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "plans.json"
 TOLERANCE = 0.1  # the share of a promised value from which a difference is a deviation
-# Keys of a recipe that determine a step's program, as far as its features do not.
+# Keys of a recipe that, with the shapes of the features, determine a step's program.
 _STEP_KEYS = (
   "accumulation_steps",
   "batch_size",
@@ -42,8 +42,8 @@ _STEP_KEYS = (
   "teacher",
   "tuning",
 )
-# Of these, the keys with which the same model is computed in another way. A plan that differs in
-# any other key is refused.
+# The step's keys that change how a model is computed, but not which model. A plan that differs in
+# any other of the step's keys is refused.
 _COMPARED_KEYS = (
   "accumulation_steps",
   "batch_size",
@@ -57,11 +57,11 @@ _COMPARED_KEYS = (
   "recompute_every",
   "rules.",
 )
-# Keys whose effect `Deviation`s of the program itself show.
-_SHOWN_KEYS = ("accumulation_steps", "batch_size", "mesh.", "model.design.core")
+# Keys whose effects are compared in the program itself, by `program_deviations`.
+_PROGRAM_KEYS = ("accumulation_steps", "batch_size", "mesh.", "model.design.core")
 _VERSIONS = ("t5x-like", "jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _UNSET = "default"
-_SMALL_BYTES = 1e5  # that are no deviation
+_NEGLIGIBLE_BYTES = 1e5  # smaller differences of bytes sent are no deviation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,19 +82,18 @@ class Deviation:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """The facts about a run's compiled step that its plan promises.
+  """Properties of a compiled step, planned or of a run.
 
   Attributes:
     devices: the number of devices.
     slice_shape: see `hardware.slice_shape`.
     mesh: the lengths of the mesh axes that are longer than 1.
-    batch_size, accumulation_steps: of the config.
+    batch_size, accumulation_steps: the values of the config.
     features: the shape of each feature of an example.
     cores: the attention cores by log name, see `nn.cores.describe_cores`.
     memory: bytes of the program on a device.
-    collectives: the rows of the program's collectives, as of `Collective.row`; None if they are not
-      known.
-    versions: of packages, see `select_versions`.
+    collectives: the program's collectives as `Collective.row` returns them; None if unknown.
+    versions: versions of packages, see `select_versions`.
   """
 
   devices: int
@@ -111,14 +110,15 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Promise:
-  """The values of a plan of a train step that a run is held to.
+  """The values of a planned train step with which a run is compared.
 
   Attributes:
     path: the plan's file.
     topology: the name of the planned hardware.
-    device_kind, phase: of the plan.
+    device_kind: the kind of the planned devices, as jax names it.
+    phase: the planned phase; None for the last.
     config_values: the recipe's values that determine the step, by dotted key.
-    program: the facts about the planned program.
+    program: the properties of the planned program.
     seconds: the promised seconds of a step.
     mfu: the promised MFU; None if the peak rate is unknown.
     compile_seconds: the seconds that the compiler took.
@@ -136,22 +136,19 @@ class Promise:
 
 
 def step_values(recipe: ConfigDict) -> dict[str, Any]:
-  """Return the values of a recipe, not yet resolved, that determine its step, by dotted key.
-
-  They are values of JSON, as in a plan's file.
-  """
+  """Return the JSON values of an unresolved recipe that determine its step, by dotted key."""
   values = slots.to_plain(redact_config(recipe.to_dict()))
   step_values = flatten({key: values[key] for key in _STEP_KEYS if key in values})
   return json.loads(json.dumps(step_values, default=str))
 
 
 def select_versions(versions: Mapping[str, str]) -> dict[str, str]:
-  """Return the versions of the packages that make a step's program."""
+  """Return the versions of the packages that determine a step's program."""
   return {package: versions[package] for package in _VERSIONS if package in versions}
 
 
 def read_promises(path: str, recipe: ConfigDict) -> list[Promise]:
-  """Read the plans in a file that are of this recipe's model: one, or those of several topologies.
+  """Read the plans of a recipe's step in a file: one, or one for each of several topologies.
 
   Args:
     recipe: the config with its overrides, not yet resolved.
@@ -184,8 +181,8 @@ def read_promises(path: str, recipe: ConfigDict) -> list[Promise]:
 def stored_promises(recipe: ConfigDict) -> list[Promise]:
   """Return the plans of exactly this recipe's step in the project's `docs/plans.json`.
 
-  Plans that were stored without what a promise needs, and installations without the file, have
-  none.
+  Plans stored without the fields of a promise are left out. An installation without the file has no
+  plans.
   """
   if not STORED_PLANS.is_file():
     return []
@@ -202,16 +199,16 @@ def stored_promises(recipe: ConfigDict) -> list[Promise]:
 
 
 def config_deviations(promise: Promise, recipe: ConfigDict) -> list[Deviation]:
-  """Return the keys of the recipe that differ, except those whose effect the program shows."""
+  """Return the keys of the recipe that differ, except `_PROGRAM_KEYS`."""
   deviations = []
   for key, (planned, present) in _changed_values(promise, recipe).items():
-    if key.startswith(_COMPARED_KEYS) and not key.startswith(_SHOWN_KEYS):
+    if key.startswith(_COMPARED_KEYS) and not key.startswith(_PROGRAM_KEYS):
       deviations.append(Deviation("config", f"{key} is {present!r}, planned {planned!r}"))
   return deviations
 
 
 def promise_fields() -> list[str]:
-  """Return the keys of a plan that make it a promise, which a stored plan must have."""
+  """Return the keys that a stored plan must have to be a promise."""
   return ["step", "fits", *(field.name for field in dataclasses.fields(_PlanFields))]
 
 
@@ -246,9 +243,11 @@ def _parse(path: str, plan: Any, expected: str) -> Promise:
   """Return the promise in a plan; raise UserError if a field is missing or of another type."""
   where = f"--plan={path}"
   if not isinstance(plan, dict) or plan.get("step") != "train":
-    raise UserError(f"{where}: found no train step in it, expected {expected}")
+    raise UserError(f"{where}: found no train step in the file, expected {expected}")
   if not plan.get("fits"):
-    raise UserError(f"{where}: its step does not run: {plan.get('verdict')}; plan one that fits")
+    raise UserError(
+      f"{where}: the planned step does not fit: {plan.get('verdict')}; plan one that fits"
+    )
   if "seconds" not in plan:
     raise UserError(
       f"{where}: a plan for {plan.get('topology')} has no seconds; plan for a TPU, or for this "
@@ -329,7 +328,7 @@ def _select(plan: dict[str, Any], record: type) -> dict[str, Any]:
 
 
 def _changed_values(promise: Promise, recipe: ConfigDict) -> dict[str, tuple[Any, Any]]:
-  """Return (planned value, value) of each key of the recipe that differs, or "default"."""
+  """Return (planned value, present value) of each key that differs; "default" for a missing one."""
   planned_values = promise.config_values
   values = step_values(recipe)
   changed = {}
@@ -341,7 +340,7 @@ def _changed_values(promise: Promise, recipe: ConfigDict) -> dict[str, tuple[Any
 
 
 def _refused_keys(promise: Promise, recipe: ConfigDict) -> list[str]:
-  """Return a phrase for each key by which a plan is of another step."""
+  """Return a phrase for each changed key with which a plan is refused."""
   phrases = []
   for key, (planned, present) in _changed_values(promise, recipe).items():
     if not key.startswith(_COMPARED_KEYS):
@@ -415,7 +414,7 @@ def _sum_bytes(rows: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[float,
 
 
 def _is_more(present_bytes: float, planned_bytes: float) -> bool:
-  return present_bytes > max((1 + TOLERANCE) * planned_bytes, planned_bytes + _SMALL_BYTES)
+  return present_bytes > max((1 + TOLERANCE) * planned_bytes, planned_bytes + _NEGLIGIBLE_BYTES)
 
 
 def _changed_versions(planned: Program, program: Program) -> str:

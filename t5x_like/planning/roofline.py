@@ -26,7 +26,7 @@ _FREE = (
   "after-all",
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
-_THROUGH = ("bitcast", "copy", "convert", "reshape")
+_PASS_THROUGH = ("bitcast", "copy", "convert", "reshape")  # keep the values of their operand
 
 
 def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> float:
@@ -38,20 +38,20 @@ def seconds(program: Program, peak: float, bandwidth: float, fast: str = "") -> 
     fast: as in `products.flops`.
   """
   total = 0.0
-  for instruction, executions, shapes, computation in program.iterate_executed():
+  for instruction, executions, types, computation in program.iterate_executed():
     is_free = instruction.opcode in (*_FREE, *KINDS)
     is_asynchronous = instruction.opcode.endswith(("-start", "-done", "-update"))
     if is_free or is_asynchronous or not program.is_standalone(computation):
       continue
-    flops = products.instruction_flops(program, instruction, shapes, fast)
-    memory_bytes = bytes_moved(program, instruction, shapes)
+    flops = products.instruction_flops(program, instruction, types, fast)
+    memory_bytes = bytes_moved(program, instruction, types)
     total += executions * max(flops / peak, memory_bytes / bandwidth)
   return total
 
 
-def bytes_moved(program: Program, instruction: Instruction, shapes: dict[str, str]) -> float:
+def bytes_moved(program: Program, instruction: Instruction, types: dict[str, str]) -> float:
   """Return the bytes that an instruction reads from and writes to the HBM."""
-  operands = [shapes.get(name, "") for name in instruction.operands]
+  operands = [types.get(name, "") for name in instruction.operands]
   callee = dict(instruction.called_computations()).get("calls", "")
   body = program.computations.get(callee)
   if instruction.opcode == "fusion" and body is not None:
@@ -79,7 +79,7 @@ def _bytes_moved_by_fusion(
     if parameter.opcode == "parameter":
       total += _bytes_read(body, parameter, operands[int(parameter.arguments)])
   for result, result_type in zip(_results(inner), elements(instruction.type)):
-    total += _bytes_written(_source(inner, result), result_type)
+    total += _bytes_written(_written_type(inner, result), result_type)
   return total
 
 
@@ -91,15 +91,15 @@ def _results(inner: dict[str, Instruction]) -> list[Instruction]:
   return [root]
 
 
-def _bytes_read(body: list[Instruction], parameter: Instruction, outer: str) -> float:
+def _bytes_read(body: list[Instruction], parameter: Instruction, operand_type: str) -> float:
   """Return the bytes that a fused computation reads of a parameter, or of its slices."""
-  # passed on, not read
+  # A tuple passes the parameter on without reading it.
   users = [user for user in _users(body, parameter.name) if user.opcode != "tuple"]
-  if not users or _ON_CHIP.search(outer):
+  if not users or _ON_CHIP.search(operand_type):
     return 0.0
   if all(user.opcode in _SLICES or _is_updated_operand(user, parameter.name) for user in users):
     return sum(type_bytes(user.type) for user in users if user.opcode in _SLICES)
-  return type_bytes(outer)
+  return type_bytes(operand_type)
 
 
 def _users(body: list[Instruction], name: str) -> Iterator[Instruction]:
@@ -116,14 +116,14 @@ def _is_updated_operand(user: Instruction, name: str) -> bool:
   return user.opcode == "dynamic-update-slice" and user.operands[0] == name
 
 
-def _source(inner: dict[str, Instruction], root: Instruction) -> str | None:
-  """Return the type that a result's root writes if it is not the whole result, else None.
+def _written_type(inner: dict[str, Instruction], root: Instruction) -> str | None:
+  """Return the type that the root of a result writes; None if it writes the whole result.
 
-  It is the update of an update in place, and empty for a parameter.
+  It is the type of the update for an update in place, and "" for a parameter, which writes nothing.
   """
   if root.opcode == "parameter":
     return ""
-  while root.opcode in _THROUGH and root.operands[0] in inner:
+  while root.opcode in _PASS_THROUGH and root.operands[0] in inner:
     root = inner[root.operands[0]]
   if root.opcode != "dynamic-update-slice":
     return None
@@ -131,11 +131,11 @@ def _source(inner: dict[str, Instruction], root: Instruction) -> str | None:
   return None if update is None else update.type
 
 
-def _bytes_written(source: str | None, outer: str) -> float:
-  """Return the bytes that a result of type `outer` writes, of which `source` may be a part."""
-  if _ON_CHIP.search(outer):
+def _bytes_written(written_type: str | None, result_type: str) -> float:
+  """Return the bytes that a fusion writes to the HBM for a result; see `_written_type`."""
+  if _ON_CHIP.search(result_type):
     return 0.0
-  return type_bytes(outer if source is None else source)
+  return type_bytes(result_type if written_type is None else written_type)
 
 
 def _hbm_bytes(printed: str) -> float:

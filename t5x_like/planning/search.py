@@ -1,12 +1,10 @@
 """Search meshes, remat and batch sizes that fit a topology.
 
-Candidates are ranked by a bound, and the best are compiled.
-
-A candidate's bound is its batch's tokens over the least time of a step: the longer of its model
-FLOPs at the peak rate (a third more under full remat) and the analytic minimum of its ring bytes at
-the links' rate. Candidates whose parameters, optimizer state, gradients and kept activations alone
-exceed the memory are not compiled. The final ranking uses the compiled programs: model FLOPs per
-second, by the estimated time of a step.
+Candidates are ranked by a bound, and the best are compiled. The bound is the batch's tokens divided
+by the least time of a step: the longer of its model FLOPs at the peak rate (a third more under full
+remat) and the analytic minimum of its ring bytes at the links' rate. Candidates whose parameters,
+optimizer state, gradients and kept activations alone exceed the memory are not compiled. The final
+ranking uses the compiled programs: model FLOPs per second, by the estimated time of a step.
 """
 
 import dataclasses
@@ -60,7 +58,7 @@ def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
   """Return all candidates that may fit, best bound first.
 
   Ties within the estimate's error prefer meshes without `sequence` and `stage`, then more rows. The
-  process must have the topology's environment, as that of `compiling` has.
+  process must have the environment that `hardware.environment` returns for the topology.
 
   Raises:
     UserError: nothing fits.
@@ -75,8 +73,8 @@ def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
     fitting.append(dataclasses.asdict(candidate))
   if not fitting:
     raise UserError(
-      f"--search: nothing fits {topology.name}; its {len(devices)} devices have too "
-      "little memory in all"
+      f"--search: nothing fits {topology.name}; the memory of its {len(devices)} devices is too "
+      "small"
     )
   return sorted(fitting, key=_rank)
 
@@ -107,7 +105,7 @@ def _candidates(
   parts = build_parts(base, devices[:1])
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
-  batch = parts.rules.abstract_batch(task.features, base.batch_size)  # of one row
+  batch = parts.rules.abstract_batch(task.features, base.batch_size)
   row_flops = flops.step_flops(parts.model, parts.objective, batch, parts.trained)
   row_tokens = compilation.count_positions(batch)["positions"]
   row_bytes = _activation_bytes(base, task, devices[:1])
@@ -121,17 +119,18 @@ def _candidates(
     except UserError:
       continue  # a parameter does not divide
     batch_ways = rules.ways("batch")
-    row_devices = len(devices) // batch_ways  # that share a row
+    row_devices = len(devices) // batch_ways  # the devices that share a row
     ring_bytes = minimum.ring_bytes(named, rules, itemsize, train=True, trained=parts.trained)
     send_seconds = sum(ring_bytes.values()) / link
-    gradient_bytes = steps.shard_bytes(state.params) * itemsize / 4  # in the compute dtype
+    # Parameters are float32, and gradients have the compute dtype.
+    gradient_bytes = steps.shard_bytes(state.params) * itemsize / 4
     resident_state = state.params if config.optimizer.get("offload") else state
     state_bytes = steps.shard_bytes(resident_state) + gradient_bytes
     for rows, remat in itertools.product(_ROWS, row_bytes):
       memory_bytes = state_bytes + rows * row_bytes[remat] / row_devices
       if memory_bytes > memory:
         continue
-      recomputation = 4 / 3 if remat == "full" else 1
+      recomputation = 4 / 3 if remat == "full" else 1  # a second forward pass, of 4 instead of 3
       device_flops = rows * row_flops / row_devices * recomputation
       compute_seconds = device_flops / peak * _pipeline_slowdown(mesh, rows)
       device_tokens = rows * row_tokens / row_devices
@@ -158,13 +157,13 @@ def _rates(topology: hardware.Topology, devices: list) -> tuple[float, float, fl
 
 
 def _remat_flag(config: ConfigDict, name: str) -> str:
-  """Return the value of the flag that sets a policy."""
+  """Return the value of the flag that sets a remat policy."""
   value = _remat_value(config, name)
   return value if isinstance(value, str) else json.dumps(value)
 
 
 def _remat_value(config: ConfigDict, name: str) -> str | dict[str, str]:
-  """Return a policy in the form in which the recipe has its own: a name, or a table with a name."""
+  """Return a remat policy in the recipe's form: a name, or a table with a name."""
   return {"name": name} if hasattr(config.model.remat, "keys") else name
 
 
@@ -230,10 +229,8 @@ def _pipeline_slowdown(mesh: Mapping[str, int], rows: int) -> float:
 def _activation_bytes(config: ConfigDict, task, devices: list) -> dict[str | None, float]:
   """Return the bytes that the backward pass of a row needs at once, by remat policy.
 
-  They are read from the step as JAX traces it.
-
-  The bytes of a row are the difference between two rows and one. A block that is recomputed keeps
-  for a moment all that "none" keeps of it.
+  JAX traces the step for two rows and for one, and the difference is the bytes of a row. While a
+  block is recomputed, it temporarily keeps as much as under the policy "none".
   """
   kept_bytes: dict[str | None, float] = {}
   policies = _REMAT if "remat" in config.model else (None,)
@@ -297,7 +294,7 @@ def search(
     else:
       fixed_overrides.append(override)
   if ignored_overrides:
-    report_progress(f"searched in place of what is given: {' '.join(ignored_overrides)}")
+    report_progress(f"the search replaces these flags: {' '.join(ignored_overrides)}")
   remaining = answer["candidates"]
   plans = []
   while remaining and len(plans) < limit:
@@ -307,7 +304,7 @@ def search(
     try:
       plan = child.plan(candidate_request, timeout_seconds, report_progress)
       fewer_rows_may_fit = not plan["fits"]
-    # an attention core or a schedule that the axis of a mesh excludes, with any rows
+    # With any rows, such as an attention core that refuses an axis of the mesh.
     except UserError as error:
       plan = {"fits": False, "verdict": str(error)}
       fewer_rows_may_fit = False
@@ -324,7 +321,7 @@ def search(
 def _layout(candidate: dict[str, Any]) -> tuple[str, ...]:
   """Return a candidate's mesh and remat.
 
-  One number of rows of each is compiled, and fewer rows if that does not fit.
+  Of each layout, the best number of rows is compiled, and fewer rows only if that does not fit.
   """
   return tuple(text for text in candidate["overrides"] if not text.startswith("batch_size"))
 
@@ -343,7 +340,7 @@ def _next_with_fewer_rows(
 def rate(plan: dict[str, Any]) -> float:
   """Return a plan's model FLOPs per second, by the estimated seconds of a step; 0 if it cannot fit.
 
-  Plans without such an estimate rank by their memory instead.
+  Plans without such an estimate get the inverse of their memory, so that the smallest is first.
   """
   if not plan["fits"]:
     return 0.0

@@ -1,7 +1,7 @@
 """Trace the step to plan from shapes alone, as a command runs it on a topology's mesh.
 
-Nothing is allocated, no data is opened and TensorFlow is not imported. The exception is a recipe
-with a task from outside the package: it is made from its data, as in training.
+Nothing is allocated, no data is opened and TensorFlow is not imported. The exception is a task from
+outside the package: it is built from its data, as in training.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Step:
 
   Attributes:
     batch: shapes and shardings of its input.
-    lower: traces and lowers the step.
+    lower: a function that traces and lowers the step.
     model_flops: the model FLOPs of the whole step, over all devices; see `training/flops.py`.
     tokens: the input positions (or images) of a batch, or the tokens that it decodes.
   """
@@ -76,7 +76,7 @@ def _build_task(slot: str, name: str | None, split: str, arguments: dict[str, An
     vocabulary = features.load_vocabulary(arguments.get("store", "builtin"))
     declared = task_features.declare({"name": name} | arguments)
     return types.SimpleNamespace(name=name, features=declared, vocabulary=vocabulary)
-  from t5x_like.data import task  # tensorflow: a task of the recipe's own
+  from t5x_like.data import task  # imports TensorFlow
 
   return task.build_at(slot, name, split, arguments)
 
@@ -103,7 +103,7 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
     batch, function, read_prompt, new_tokens = _decoding(config, parts, task)
     tokens = config.batch_size * new_tokens
     prompt_flops = _count_needed_flops(read_prompt, dense, batch)
-    # of one iteration of the loop
+    # One iteration of the loop decodes one token.
     token_flops = _count_needed_flops(function, dense, batch) - prompt_flops
     cost = prompt_flops + new_tokens * token_flops
 
@@ -115,7 +115,7 @@ def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
 
 
 def _count_needed_flops(function: Callable, *args) -> float:
-  """Count FLOPs without results that nothing reads, such as the logits of a prompt."""
+  """Return the FLOPs without computations whose results are unused, such as a prompt's logits."""
   jaxpr = jax.make_jaxpr(function)(*args).jaxpr
   used_outputs = [True] * len(jaxpr.outvars)
   needed, _ = partial_eval.dce_jaxpr(jaxpr, used_outputs)
@@ -178,7 +178,7 @@ def _decoding(config: ConfigDict, parts: Parts, task):
 
 
 def _check_decoding(config: ConfigDict, parts: Parts, shapes: dict[str, list[int]]) -> None:
-  """Raise UserError if the model does not generate, or examples have several rows of tokens."""
+  """Refuse a model that does not generate, and examples with several rows of tokens."""
   if "decoder_target_tokens" not in shapes or not hasattr(parts.model, "decode"):
     raise UserError(
       f"--step=decode: {config.model.name} is an encoder, which generates nothing; plan --step=eval"

@@ -1,4 +1,4 @@
-"""A plan as text."""
+"""Print plans as text."""
 
 import shlex
 from typing import Any
@@ -131,7 +131,7 @@ def _cost_lines(plan: dict[str, Any]) -> list[str]:
   elif "seconds" in plan:
     lines += ["", *_measured_lines(plan)]
   if plan.get("dearest"):
-    lines += ["", "dearest operations: seconds, executions, traced name, type"]
+    lines += ["", "slowest operations: seconds, executions, traced name, type"]
     for operation in plan["dearest"]:
       lines.append(
         f"  {operation['seconds']:>8.4f} {operation['times']:>6,}  {operation['name']}  "
@@ -142,7 +142,8 @@ def _cost_lines(plan: dict[str, Any]) -> list[str]:
     lines.append(f"  compiled with {options}")
   if plan["dropped"]:
     lines.append(
-      f"activations not split, as their sizes do not divide: {', '.join(plan['dropped'])}"
+      "activations not split, as the mesh does not divide their sizes: "
+      f"{', '.join(plan['dropped'])}"
     )
   if plan["loops_not_counted"]:
     lines.append(f"loops of unknown length count once: {', '.join(plan['loops_not_counted'])}")
@@ -194,10 +195,10 @@ def _seconds_lines(plan: dict[str, Any]) -> list[str]:
     "roofline": "each operation at the matrix units' or the memory's full rate, without kernels",
     "compiler": "each operation by the compiler's cycles, without kernels",
     "kernels": "attention kernels, at a measured share of the peak rate",
-    "asynchronous": "collectives that overlap with it, links at their full rate",
-    "synchronous": "collectives that it waits for",
-    "step": "a step: the longest of products, cycles with kernels and overlapping collectives; "
-    "plus the last",
+    "asynchronous": "collectives that overlap with computing, links at their full rate",
+    "synchronous": "collectives that computing waits for",
+    "step": "a step: the longest of products, cycles with kernels and overlapping collectives, "
+    "plus the collectives waited for",
   }
   step_seconds = plan["seconds"]["step"]
   rates = []
@@ -206,7 +207,7 @@ def _seconds_lines(plan: dict[str, Any]) -> list[str]:
     rates.append(f"{rate:,.0f} {plan['unit']}/s, {rate / plan['devices']:,.0f} a device")
   if "weights_seconds" in plan:
     weights = f"{plan['weight_bytes'] / _GIGA:.2f} GB of weights a token and device"
-    rates.append(f"reading {weights} takes {plan['weights_seconds']:.4f} s of it")
+    rates.append(f"reading {weights} takes {plan['weights_seconds']:.4f} s of a step")
   else:
     rates.append(f"MFU {100 * (plan['mfu'] or 0):.0f} % at most")
   left_out = [

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from t5x_like.training.build import Parts
 from t5x_like.training.state import init_state
 
-_WARM_UP_STEPS = 2  # allocate buffers
+_WARM_UP_STEPS = 2  # they allocate buffers
 _TIMED_STEPS = 9
 
 
@@ -20,10 +20,10 @@ def time_step(
   step: jax.stages.Compiled,
   batch: dict[str, jax.ShapeDtypeStruct],
 ) -> float:
-  """Return the median seconds of some steps from initialised weights.
+  """Return the median seconds of `_TIMED_STEPS` steps from initialised weights.
 
-  The time does not depend on the values of the batch, except where a router of experts or a core
-  skips work by them.
+  The time does not depend on the values of the batch, except if a router of experts or an attention
+  core skips work that depends on them.
 
   Args:
     step: `(state, batch) -> (state, metrics)`; donates the state.

@@ -88,7 +88,7 @@ def test_a_plan_for_cpus_agrees_with_arithmetic(no_tensorflow, tmp_path, capsys)
       "SIGKILL, as when memory runs out (exit code 137)",
     ),
     ("import sys; print('1/0\\nValueError: no'); sys.exit(3)", "failed (exit code 3)"),
-    ("import time; time.sleep(60)", "was not done after"),
+    ("import time; time.sleep(60)", "had not finished after"),
   ],
 )
 def test_a_failing_compiler_is_reported_as_the_verdict(
@@ -358,7 +358,7 @@ def test_search_plans_the_best_candidates_and_ranks_them_by_seconds(monkeypatch,
   flags = ("--topology=cpu:8", "--search=3", "--config.total_steps=5", "--config.batch_size=64")
   assert plan.main([NANO, *flags]) == 0
   printed = capsys.readouterr()
-  assert printed.err.splitlines()[0] == "searched in place of what is given: batch_size=64"
+  assert printed.err.splitlines()[0] == "the search replaces these flags: batch_size=64"
   _, first, second, last = printed.out.splitlines()
   assert "'--config.mesh={\"fsdp\":8}'" in first
   assert data in second

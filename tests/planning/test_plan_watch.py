@@ -355,7 +355,7 @@ def test_saves_are_judged_by_the_promised_time_between_them(tmp_path):
 @pytest.mark.parametrize(
   "changes, words",
   [
-    ({"step": "eval"}, "found no train step in it"),
+    ({"step": "eval"}, "found no train step in the file"),
     ({"fits": False, "verdict": "does not fit: 20 of 17 GB"}, "does not fit: 20 of 17 GB"),
     ({"seconds": {}}, "seconds.step: found None"),
     ({"devices": "many"}, "devices: found 'many'"),

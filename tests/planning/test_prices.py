@@ -136,7 +136,7 @@ def test_a_number_of_tokens_or_steps_replaces_the_recipes(monkeypatch, capsys):
     (("--topology=v5e:4x4", "--tokens=3", "--steps=3"), "not allowed with argument"),
     (("--topology=v5e:4x4", "--prices={path}", "--step=decode"), "give --steps or --tokens"),
     (("--topology=v5e:4x4", "--prices={path}", "--search"), "--search: prints no hours"),
-    (("--topology=v5e:4x4,v6e:4x4", "--search"), "--search is of one topology"),
+    (("--topology=v5e:4x4,v6e:4x4", "--search"), "--search takes one topology"),
     (("--topology=v5e:4x4,v6e:4x4", "--hlo=/tmp/program.hlo"), "give one --topology"),
     (("--topology=v5e:4x4,", "--steps=3"), "unknown kind ''"),
     (("--topology=local:2",), "or local without a shape"),
