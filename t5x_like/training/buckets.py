@@ -1,4 +1,4 @@
-"""Training batches cut to one of a few lengths, and a compiled step for each length.
+"""Cut training batches to one of a few lengths, and compile a step for each length.
 
 Rows of short texts are mostly padding. With `config.task.buckets=8`, a batch is cut to the fewest
 eighths of a row that hold its longest text, rounded up to a multiple of 8. Both sides of an
@@ -153,15 +153,15 @@ class BucketedStep:
 
 
 def whole_rows_reason(model) -> str | None:
-  """Return why a model needs whole rows, such as a core built for one length; None if not."""
+  """Return why a model needs whole rows, such as an attention core for one length; else None."""
   core = model.variant.design.core
   if core in ("auto", "dense"):
     return None
-  return f"the core {core} is made for one length"
+  return f"the core {core} works for one length only"
 
 
 def count_buckets(task, reason: str | None) -> int:
-  """Return a task's number of buckets; log a reason for whole rows, and return one bucket."""
+  """Return a task's number of buckets, or 1 and log the reason if the model needs whole rows."""
   if reason is None:
     return task.buckets
   process.log(f"config.task.buckets: {reason}; batches are not cut")

@@ -49,13 +49,13 @@ class Parts:
 
   Attributes:
     model: the abstract model.
-    make_model: `key -> model`; makes a concrete one.
+    make_model: `key -> model`; makes a model with arrays.
     objective: `(model, batch, key) -> (loss sum, sums)`.
     optimizer: the optimizer of the trained parameters.
     schedule: the learning rate by step.
     rules: the mesh and the sharding rules.
     state: the abstract state, with shardings.
-    guard: the policy for bad updates.
+    guard: the policy for updates with NaN or a spike.
     trained: names of the trained parameters; None if all are trained.
   """
 
@@ -108,11 +108,11 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
   """Build the objects of a run, and check that they fit.
 
   Args:
-    config: a recipe's.
+    config: the config of a recipe, not yet resolved.
     workdir: the directory or address of the run, whose imported weights, if any, fix model and
       vocabulary.
   Raises:
-    UserError: naming the key, the value and the expectation.
+    UserError: a value is wrong, or parts do not fit.
   """
   config = resolve(config, workdir=workdir)
   trackers = [
@@ -151,7 +151,7 @@ def build_phases(config: ConfigDict, build_task: Callable) -> list[phases.Phase]
     arguments = config_lib.change_task(config.task.to_dict(), changes)
     return build_task(slot, arguments.pop("name", None), config.train_split, arguments)
 
-  # first, so that no phase is blamed for an argument of `config.task`
+  # Built first, so that an error in `config.task` does not name a phase.
   main_task = build("task", {})
   run_phases = []
   start = 0
@@ -210,8 +210,8 @@ def build_parts(config: ConfigDict, devices: list[jax.Device] | None = None) -> 
   """Build all parts but the data, without allocating anything.
 
   Args:
-    config: resolved.
-    devices: of the mesh; None takes all.
+    config: the resolved config.
+    devices: the devices of the mesh; None takes all.
   Raises:
     UserError: the mesh does not fit the devices, or a parameter or a phase's batch does not divide
       over it.
@@ -279,11 +279,11 @@ def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
 
 
 def _check_guard_reach(config: ConfigDict, guard: Guard) -> None:
-  """Check that checkpoints reach back as far as the guard goes; raise UserError."""
+  """Refuse a guard that goes further back than the oldest checkpoint that is kept."""
   max_steps_back = (config.checkpoint.keep_last - 1) * config.checkpoint.every
   if guard.steps > max_steps_back:
     raise UserError(
       f"config.guard.steps: found {guard.steps}, expected at most {max_steps_back}, "
-      "(checkpoint.keep_last - 1) * checkpoint.every, as a step that far back must still be there; "
-      "raise --config.checkpoint.keep_last"
+      "(checkpoint.keep_last - 1) * checkpoint.every, the oldest step that is kept; raise "
+      "--config.checkpoint.keep_last"
     )

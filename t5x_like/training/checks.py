@@ -30,7 +30,7 @@ def check_task(config: ConfigDict, parts, task) -> dict[str, str]:
     The model's attention cores by log name, see `cores.describe_cores`; empty for models without
     attention.
   Raises:
-    UserError: naming the missing feature or output, and a choice that fits.
+    UserError: a feature or an output is missing; the message names choices that fit.
   """
   _check_features(config, parts, task)
   objective = parts.objective
@@ -53,7 +53,7 @@ def check_task(config: ConfigDict, parts, task) -> dict[str, str]:
 
 
 def _check_features(config: ConfigDict, parts, task) -> None:
-  """Check that a task has the features that the objective and the model need; raise UserError."""
+  """Refuse a task without the features that the objective and the model need."""
   objective = parts.objective
   objective_name = config.objective.name
   model_name = config.model.name
@@ -91,7 +91,7 @@ def _check_features(config: ConfigDict, parts, task) -> None:
 
 
 def _has_several_rows(features: Features) -> bool:
-  """Return whether an example has several rows of input tokens, as of the options of a question."""
+  """Return whether an example has several rows of input tokens, such as a question's options."""
   for name, feature in features.items():
     if name.endswith("_input_tokens") and len(feature.shape) == 2:
       return True
@@ -125,7 +125,7 @@ def check_sizes(config: ConfigDict, parts, run_phases: Sequence[phases.Phase]) -
   A state that barely fits may still run out of memory in a step.
 
   Raises:
-    UserError: naming the object, its size, and the memory.
+    UserError: the state or a batch is too large.
   """
   leaves = jax.tree.leaves((parts.state.params, parts.state.opt_state))
   device = parts.rules.mesh.devices.flat[0]

@@ -25,6 +25,8 @@ def fill_class_count(config: ConfigDict, classes: int) -> ConfigDict:
 
   A teacher has as many classes as the student.
 
+  Args:
+    classes: the number of classes of the data; 0 for data without classes.
   Raises:
     UserError: `labels` is "auto", and the data have no classes.
   """
@@ -56,7 +58,7 @@ def fill_class_count(config: ConfigDict, classes: int) -> ConfigDict:
       with model.unlocked(), model.ignore_type():
         model.update(change)
     elif model is config.model:
-      classes = labels or classes
+      classes = labels or classes  # the student's number, for the teacher
   return config
 
 
@@ -66,7 +68,7 @@ def _takes_labels(head_name: str) -> bool:
 
 
 def _head_arguments(model: ConfigDict) -> tuple[str, dict[str, Any]]:
-  """Return (name, name and arguments) of a model's head, or of its variant's."""
+  """Return the name of a model's head (by default its variant's), and its name and arguments."""
   head_spec = model.get("head") or "none"
   model_class = slots.find("config.model.name", model.get("name"), t5x_like.models, "Model")
   if head_spec == "none" and "head" in slots.argument_names(model_class):
@@ -102,7 +104,7 @@ def adopt_class_count(config: ConfigDict, model: dict[str, Any]) -> ConfigDict:
 def check_class_count(config: ConfigDict, objective, outputs: dict[str, Any], task) -> None:
   """Refuse a model of fewer classes than the data have, and data of one class.
 
-  Print a line about classes without examples, and about outputs of a model that no class has.
+  Print a line about classes without examples, and about outputs of the model without a class.
 
   Args:
     outputs: the model's abstract outputs.
@@ -135,7 +137,7 @@ def check_class_count(config: ConfigDict, objective, outputs: dict[str, Any], ta
   )
   if labels < len(classes):
     raise UserError(message)
-  # other logits are a decoder's, of its tokens
+  # Without `labels`, the logits are a decoder's, over its tokens.
   if key == "labels" or "labels" in (config.model.get("head") or {}):
     process.log(message)
 

@@ -1,4 +1,4 @@
-"""The peak rate of a device, against which MFU is measured: of a data sheet, or measured."""
+"""Find the peak FLOP/s of a device, the denominator of MFU, in a table or by a measurement."""
 
 import time
 
@@ -10,7 +10,7 @@ from t5x_like.runtime import compile_cache, process
 # Peak dense 16-bit FLOP/s of one jax device, from the vendors' data sheets, by the start of
 # `device_kind`.
 _PEAK = {
-  # of a TPU v2 or v3, a device is one of two cores of a chip
+  # A device of TPU v2 or v3 is one of the two cores of a chip.
   "TPU v2": 22.5e12,
   "TPU v3": 61.5e12,
   "TPU v4 lite": 138e12,
@@ -48,7 +48,7 @@ def peak_flops(device: jax.Device) -> tuple[float, str]:
   """
   kind = device.device_kind
   for name in sorted(_PEAK, key=len, reverse=True):
-    if kind.startswith(name) and " MIG " not in kind:  # a part of a GPU
+    if kind.startswith(name) and " MIG " not in kind:  # MIG is a part of a GPU
       return _PEAK[name], f"{name} data sheet, 16-bit"
   if device.platform != "cpu":
     return 0.0, f"no data sheet of {kind} is known; set --config.peak_flops"

@@ -27,7 +27,7 @@ class EmaState(NamedTuple):
   """State of an optimizer whose parameters are averaged.
 
   Attributes:
-    inner_state: of the optimizer.
+    inner_state: the state of the optimizer.
     count: int32 scalar, the updates averaged; the mean is undefined before the first.
     mean: float32 arrays by name of parameter.
   """
@@ -40,10 +40,12 @@ class EmaState(NamedTuple):
 def with_average(
   optimizer: optax.GradientTransformation, schedule: Schedule, values
 ) -> optax.GradientTransformation:
-  """Return the optimizer with the average of `config.optimizer`, `values`, if it has one.
+  """Return the optimizer with the average of weights that `config.optimizer` asks for, if any.
 
+  Args:
+    values: `config.optimizer`.
   Raises:
-    UserError: it has two averages, or `schedule_free` and momentum.
+    UserError: it asks for two averages, or for `schedule_free` and momentum.
   """
   b1 = values.get("schedule_free")
   if not b1 and values.get("ema"):
@@ -76,7 +78,7 @@ def with_ema(
 
   def update(grads: NamedArrays, state: EmaState, params: NamedArrays, **extra):
     updates, inner = optimizer.update(grads, state.inner_state, params, **extra)
-    # the weights may have been loaded after `init`
+    # Start from the current weights, which may have been loaded after `init`.
     before = jax.tree.map(lambda m, p: jnp.where(state.count == 0, p, m), state.mean, params)
     new = optax.apply_updates(params, updates)
     decay = jnp.minimum(max_decay, 1.0 - (1.0 + state.count) ** (-2 / 3)) if warmup else max_decay
@@ -100,7 +102,7 @@ def with_schedule_free(
     return optax.contrib.schedule_free(optimizer, rate, b1)
 
   def update(grads: NamedArrays, state: ScheduleFreeState, params: NamedArrays, *, step, **extra):
-    # the weights may have been loaded after `init`
+    # Start from the current weights, which may have been loaded after `init`.
     z = jax.tree.map(lambda z, p: jnp.where(state.step_count == 1, p, z), state.z, params)
     return at_rate(schedule(step)).update(grads, state._replace(z=z), params, step=step, **extra)
 
@@ -108,9 +110,9 @@ def with_schedule_free(
 
 
 def evaluation_weights(state, averaged: bool = True) -> NamedArrays:
-  """Return the weights of a `TrainState` to evaluate: the mean where there is one.
+  """Return the weights of a `TrainState` to evaluate: the average if the optimizer keeps one.
 
-  Parameters that are not trained have no mean, and are returned as they are.
+  Parameters that are not trained have no average, and are returned unchanged.
 
   Args:
     averaged: False returns the weights of the last step.
@@ -130,7 +132,7 @@ def evaluation_weights(state, averaged: bool = True) -> NamedArrays:
     tensors |= {f"{SCHEDULE_FREE_Z}{name}": x for name, x in mean_state.z.items()}
   weights = dict(state.params)
   for name, x in (averaged_params(tensors) or {}).items():
-    # the optimizer's may be in the hosts' memory
+    # An offloaded average is in the hosts' memory.
     weights[name] = jax.device_put(x, weights[name].sharding)
   return weights
 

@@ -1,4 +1,4 @@
-"""Make and call the evaluators of `config.evals`, during and after a run.
+"""Build and call the evaluators of `config.evals`, during and after a run.
 
   config.evals = {
     "loss": {},  # the evaluator of that name, on the run's own task and split
@@ -45,8 +45,8 @@ class GroupResults:
     task, split: names.
     seconds: the time that evaluation took.
     metrics, samples, predictions: see `evals.EvalResult`.
-    parts: of each evaluator with predictions, its arguments and name, its task's, and its
-      predictions.
+    parts: (name and arguments of the evaluator, name and arguments of its task, predictions), of
+      each evaluator with predictions.
   """
 
   task: str
@@ -60,6 +60,26 @@ class GroupResults:
   )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Instance:
+  """An instance of `config.evals`.
+
+  Attributes:
+    group: the part of its metrics' names after `eval/`.
+    task, split: names.
+    values: the name and arguments of the evaluator.
+    task_values: the name and arguments of its task.
+    evaluator: the evaluator that was built from them.
+  """
+
+  group: str
+  task: str
+  split: str
+  values: dict[str, Any]
+  task_values: dict[str, Any]
+  evaluator: BaseEvaluator
+
+
 class Evaluation:
   """The evaluators of a resolved config; call it with the parameters of any step.
 
@@ -67,7 +87,7 @@ class Evaluation:
     config: a resolved config.
     model: the abstract model.
     objective, rules: see `evals.EvalContext`.
-    only: names of the instances to make; None makes all.
+    only: names of the instances to build; None builds all.
 
   Attributes:
     task: the run's task, on `config.eval_split`.
@@ -87,8 +107,7 @@ class Evaluation:
     self._contexts: dict[str, EvalContext] = {}
     self._stop_requested: Callable[[], bool] = lambda: False
     self.task = self._context("task", self._run_task, config.eval_split).task
-    self._recipes: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
-    self._instances = {}
+    self._instances: dict[str, _Instance] = {}
     for name in _select_instances(config.evals.to_dict(), only):
       self._instances[name] = self._build_instance(name)
     self._check_names()
@@ -100,7 +119,7 @@ class Evaluation:
       slot: the key of the task, for messages.
       values: the task's name and arguments.
     """
-    from t5x_like.data import loader  # tensorflow: only where data is read
+    from t5x_like.data import loader  # imports TensorFlow
 
     key = json.dumps([values, split], sort_keys=True)
     if key in self._contexts:
@@ -135,8 +154,8 @@ class Evaluation:
     )
     return self._contexts[key]
 
-  def _build_instance(self, name: str) -> tuple[str, str, str, BaseEvaluator]:
-    """Return (group, task name, split, evaluator) of an instance of `config.evals`."""
+  def _build_instance(self, name: str) -> _Instance:
+    """Build an instance of `config.evals`."""
     where = f"config.evals.{name}"
     values = self._config.evals[name].to_dict()
     if name == self.task.name:
@@ -150,38 +169,39 @@ class Evaluation:
     split = values.pop("split") or self._config.eval_split
     context = self._context(f"evals.{name}.task", task_values, split)
     task = context.task
-    # in zero-shot classification the vocabulary of the task has the names of classes
+    # In zero-shot classification, the vocabulary of the task has the names of classes.
     are_labels = "image" in task.features and task.classes and not self.task.classes
     if task.vocabulary.fingerprint != self.task.vocabulary.fingerprint and not are_labels:
       raise UserError(
         f"{where}.task: its vocabulary differs from config.task's; prepare its data with that one"
       )
     evaluator = EVALUATORS.make(where, values, context=context)
-    self._recipes[name] = (values, task_values)
     is_default = name == values["name"] and task is self.task
     group = self.task.name if is_default else name
-    return group, task.name, split, evaluator
+    return _Instance(group, task.name, split, values, task_values, evaluator)
 
   def metrics(self) -> list[str]:
     """Return the names of all metrics that may be written."""
     names = []
-    for group, _, _, evaluator in self._instances.values():
-      names += [f"eval/{group}/{name}" for name in (*evaluator.metric_names(), "seconds")]
+    for instance in self._instances.values():
+      for metric in (*instance.evaluator.metric_names(), "seconds"):
+        names.append(f"eval/{instance.group}/{metric}")
     return names
 
   def _check_names(self) -> None:
-    """Refuse two evaluators that would write one metric, before either is run; raise UserError."""
-    group_sizes = collections.Counter(group for group, *_ in self._instances.values())
+    """Refuse two evaluators that would write the same metric, before either of them runs."""
+    group_sizes = collections.Counter(instance.group for instance in self._instances.values())
     writers: dict[tuple[str, str], str] = {}
-    for name, (group, _, _, evaluator) in self._instances.items():
+    for name, instance in self._instances.items():
+      group = instance.group
       if group_sizes[group] == 1:
         continue
-      for metric in evaluator.metric_names():
+      for metric in instance.evaluator.metric_names():
         first_writer = writers.setdefault((group, metric), name)
         if first_writer != name:
           raise UserError(
-            f"config.evals.{name}: eval/{group}/{metric} is written twice, by {first_writer} too; "
-            "give this instance another name"
+            f"config.evals.{name}: eval/{group}/{metric} is also written by {first_writer}; give "
+            "this instance another name"
           )
 
   def __call__(
@@ -196,24 +216,24 @@ class Evaluation:
     """
     groups: dict[str, GroupResults] = {}
     self._stop_requested = stop_requested
-    for name, (label, task, split, evaluator) in self._instances.items():
+    for name, instance in self._instances.items():
       since = time.perf_counter()
       try:
-        result = evaluator(arrays)
+        result = instance.evaluator(arrays)
       except _StopEvaluation:
         return None
-      group = groups.setdefault(label, GroupResults(task, split))
+      group = groups.setdefault(instance.group, GroupResults(instance.task, instance.split))
       for metric in result.metrics:
         if metric in group.metrics:
           raise UserError(
-            f"config.evals.{name}: eval/{label}/{metric} is written twice; give this "
-            "instance another name"
+            f"config.evals.{name}: eval/{instance.group}/{metric} is also written by another "
+            "instance; give this one another name"
           )
       group.metrics |= result.metrics
       group.samples += result.samples
       group.predictions += result.predictions
       if result.predictions:
-        group.parts.append((*self._recipes[name], result.predictions))
+        group.parts.append((instance.values, instance.task_values, result.predictions))
       group.seconds += time.perf_counter() - since
     return groups
 

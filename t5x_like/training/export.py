@@ -2,10 +2,10 @@
 
 `config.export = {"every": 1000, "format": "gguf"}`.
 
-An export is what `tools.convert_hf` makes from the checkpoint of the same step. It is written by a
-thread, from a copy of the weights in the host's memory, while training goes on; the next one waits
-for it. It appears under its name only when it is whole. Exported steps are saved steps: an export
-that a kill prevents is made from the checkpoint when the run continues.
+An export equals the one that `tools.convert_hf` makes from the checkpoint of the same step. A
+thread writes it while training continues, from a copy of the weights in the host's memory; the next
+export waits for it. It gets its name when it is complete. Exported steps are saved steps: if the
+run is killed before an export is complete, the next start makes it from the checkpoint.
 """
 
 import os
@@ -37,10 +37,10 @@ def check_options(config: ConfigDict, saved_every: int) -> ConfigDict:
   """Return a resolved `config.export`.
 
   Args:
-    config: a recipe's.
+    config: the config of a recipe, not yet resolved.
     saved_every: the resolved `config.checkpoint.every`.
   Raises:
-    UserError: naming the key, the value and the expectation.
+    UserError: a value is wrong.
   """
   values = slots.fill("config.export", config.export, config_lib.Export)
   if values["every"] is None:
@@ -48,8 +48,8 @@ def check_options(config: ConfigDict, saved_every: int) -> ConfigDict:
   if values["every"] % saved_every:
     raise UserError(
       f"config.export.every: found {values['every']}, expected a multiple of "
-      f"config.checkpoint.every ({saved_every}): an export that a kill prevents is made from the "
-      "checkpoint of its step"
+      f"config.checkpoint.every ({saved_every}), so that an export that is interrupted can be made "
+      "from the checkpoint of its step"
     )
   formats = slots.names(exports)
   if values["format"] not in formats:
@@ -87,11 +87,11 @@ class RunExports:
   """The exports of a run, one at a time in the background.
 
   Args:
-    config: resolved, with an export.
+    config: the resolved config, with an export.
     workdir: the run's directory, which holds its config and vocabulary.
 
   Raises:
-    UserError: the model has no such form, or a package is missing.
+    UserError: the model cannot be exported to the format, or a package is missing.
   """
 
   def __init__(self, config: ConfigDict, workdir: str):
@@ -153,7 +153,7 @@ class RunExports:
       except BaseException as error:  # raised by `wait`, in the thread of training
         self._error = error
 
-    # not a daemon: the program ends after the export
+    # The thread is no daemon, so the program ends after the export.
     self._thread = threading.Thread(target=export_step, name="export")
     self._thread.start()
 
@@ -168,7 +168,7 @@ class RunExports:
     unfinished = self._directory / f"{_UNFINISHED}{final.name}"
     context = exports.describe(saved)
     self._format.write(model, str(unfinished), context, self._options.dtype)
-    if final.exists():  # the run has gone back, and has come to this step again
+    if final.exists():  # after a rollback, the run has reached this step again
       replaced = self._directory / f"{_REPLACED}{final.name}"
       os.replace(final, replaced)
       os.replace(unfinished, final)
@@ -178,7 +178,7 @@ class RunExports:
     process.log(f"exported step {step} to {final}")
 
   def _remove_unfinished(self) -> None:
-    """Remove the remains of exports that a kill has cut off."""
+    """Remove the remains of interrupted exports."""
     for prefix in (_UNFINISHED, _REPLACED):
       for path in self._directory.glob(f"{prefix}*"):
         _remove(path)

@@ -31,8 +31,8 @@ def step_flops(
     model: an abstract or concrete model.
     objective: `(model, batch, key) -> (loss sum, sums)`.
     batch: abstract features of the global batch.
-    trained: names of the trained parameters; None means all. With frozen
-      parameters, `training.frozen_flops` counts the step.
+    trained: names of the trained parameters; None means all. With frozen parameters,
+      `training.frozen_flops` counts the step.
   """
   counted_model = with_dense_cores(model)
   if trained is not None:
@@ -47,7 +47,7 @@ def step_flops(
 
 
 def with_dense_cores(model):
-  """Return the model to count, with dense cores instead of exact ones.
+  """Return a copy of a model whose products `forward_flops` can count: with dense attention cores.
 
   Attention with a window counts only the keys inside it, and experts do not count empty slots.
   """

@@ -16,7 +16,7 @@ from t5x_like.nn.attention import CAUSAL_SCOPE
 from t5x_like.objectives import evaluate
 from t5x_like.training.jaxpr_flops import count_equation, inner_jaxprs, scan_sizes
 
-Flags = list[bool]  # of values: whether each depends on a trained parameter
+Flags = list[bool]  # whether each of a list of values depends on a trained parameter
 
 
 def partial_step_flops(
@@ -76,7 +76,8 @@ def _count_equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags
     branch_flops, branch_flags = zip(*branches)
     return max(branch_flops), [any(flags) for flags in zip(*branch_flags)]
   inner = inner_jaxprs(parameters)
-  # the inner jaxpr of a scatter or a reduction has two scalars as inputs, which is no call
+  # A call has an inner jaxpr with the same inputs. The inner jaxpr of a scatter or a reduction has
+  # two scalars as inputs.
   if inner and len(inner[0].invars) == len(inputs):
     return _count_jaxpr(inner[0], inputs, halved)
   depends = any(inputs) and name != "stop_gradient"
@@ -85,7 +86,7 @@ def _count_equation(equation, inputs: Flags, halved: bool) -> tuple[float, Flags
 
 
 def _has_gradient(dtype) -> bool:
-  """Return whether gradients pass values of a type; 8-bit factors are the only such integers."""
+  """Return whether values of a type have gradients: floats, and the factors of 8-bit products."""
   return jnp.issubdtype(dtype, jnp.inexact) or dtype == jnp.int8
 
 
@@ -95,7 +96,7 @@ def _count_loop(
   """Count one iteration of a loop's body, with flags that hold in every iteration."""
   while True:
     flops, results = _count_jaxpr(body, inputs, halved)
-    both = [a or b for a, b in zip(inputs[carried], results)]
-    if both == inputs[carried]:
+    next_flags = [before or after for before, after in zip(inputs[carried], results)]
+    if next_flags == inputs[carried]:
       return flops, results
-    inputs = [*inputs[: carried.start], *both, *inputs[carried.stop :]]
+    inputs = [*inputs[: carried.start], *next_flags, *inputs[carried.stop :]]

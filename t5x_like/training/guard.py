@@ -1,8 +1,8 @@
 """Refuse updates that are not finite or spikes of the loss: `config.guard = {"name": ...}`.
 
-The step computes the verdict, from its loss, its gradient norm and a running mean in the state; the
-loop reads it one step later. It is a function of the state and the batch alone, so a resumed run
-comes to the same verdicts.
+The step computes the verdict from its loss, its gradient norm and a running mean in the state; the
+loop reads it one step later. The verdict is a function of the state and the batch alone, so a
+resumed run reaches the same verdicts.
 """
 
 import collections
@@ -19,7 +19,7 @@ from t5x_like.errors import NumericError, UserError
 from t5x_like.slots import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 LossRecord = dict[str, jax.Array]
-_HORIZON = 100
+_HORIZON = 100  # updates, see `Guard.horizon`
 
 
 class RolledBack(Exception):
@@ -31,12 +31,13 @@ class Guard:
   """A policy for updates with a loss that is not finite or a spike.
 
   Attributes:
-    spike: refuse a loss above this many times the running mean of the sizes (absolute values) of
-      accepted losses, as the losses of some objectives are negative; 0 refuses none.
+    spike: refuse a loss above this many times the running mean of the absolute values of accepted
+      losses (the losses of some objectives are negative); 0 refuses none.
     window: the number of updates in the mean; the first `window` updates are never spikes.
     skips: whether a refused update leaves parameters and optimizer as they were.
     steps: the least number of steps to go back before a refused update; 0 never goes back.
-    limit: refused updates in a row, or times to go back, before the run stops.
+    limit: how many consecutive updates may be refused, or how often the run may go back, before it
+      stops.
   """
 
   spike: float = 0.0
@@ -47,7 +48,7 @@ class Guard:
 
   @property
   def horizon(self) -> int:
-    """The number of last updates of which at most a quarter may be left out."""
+    """The number of the newest updates of which at most a quarter may be left out."""
     return max(_HORIZON, 4 * self.limit)
 
   def judge(
@@ -55,11 +56,11 @@ class Guard:
   ) -> tuple[jax.Array, LossRecord]:
     """Return (whether the update is accepted, the loss record of the next step); scalars."""
     accepted = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
-    # checkpoints of earlier versions may have a negative mean
+    # Checkpoints of earlier versions may have a negative mean.
     mean_size = jnp.abs(watch["mean_loss"])
     if self.spike:
-      incomparable = (watch["accepted"] < self.window) | (mean_size == 0)
-      accepted &= incomparable | (loss <= self.spike * mean_size)
+      has_no_mean = (watch["accepted"] < self.window) | (mean_size == 0)
+      accepted &= has_no_mean | (loss <= self.spike * mean_size)
     weight = 1.0 / jnp.minimum(watch["accepted"] + 1, self.window)
     mean = mean_size + weight * (jnp.abs(loss) - mean_size)
     return accepted, {
@@ -119,13 +120,13 @@ def rollback(
 def _check_spike(guard: Guard) -> Guard:
   if guard.spike and guard.spike <= 1:
     raise UserError(
-      f"config.guard.spike: found {guard.spike}, expected a factor above 1, or 0 for no such check"
+      f"config.guard.spike: found {guard.spike}, expected a factor above 1, or 0 to allow spikes"
     )
   return guard
 
 
 def refusal_reason(guard: Guard, values: dict[str, float]) -> str | None:
-  """Return the fault of an update, from its metrics, for messages; None if there is none."""
+  """Return why an update was refused, from its metrics; None if it was accepted."""
   for name in ("loss", "gradient_norm", "parameter_norm"):
     if not np.isfinite(values[name]):
       return f"train/{name} is {values[name]}"
@@ -135,10 +136,10 @@ def refusal_reason(guard: Guard, values: dict[str, float]) -> str | None:
 
 
 class RefusedSteps:
-  """The steps whose updates a guard that skips has left out lately.
+  """The recent steps whose updates a guard has skipped.
 
   Args:
-    steps: the steps before this start, in order.
+    steps: those of earlier starts, in order.
   """
 
   def __init__(self, guard: Guard, steps: Iterable[int]):

@@ -1,4 +1,4 @@
-"""Write a workdir from weights made elsewhere, from which training goes on."""
+"""Write a workdir with weights that were trained elsewhere, for a run that continues from them."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
   """Return a recipe's config with the class and variant of a model.
 
   Args:
-    where: the location of the model's weights, for messages.
+    where: the location of the model's weights, for error messages.
   Raises:
     UserError: the recipe is for another family.
   """
@@ -29,7 +29,7 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
   accepted_keys = slots.argument_names(model_class)
   model_keys = {"name": model_name(model_class), "variant": fields}
   for key in ("head", "labels", "queries"):
-    # a decoder's variant has a head, which is not used
+    # A decoder's variant may have a head that its class does not accept.
     if key in fields and key in accepted_keys:
       model_keys[key] = fields[key]
   if hasattr(variant, "vocab_size"):
@@ -69,9 +69,9 @@ def write_imported_workdir(
   """Write the workdir of a run that has not trained on any data yet.
 
   Args:
-    config: resolved, with the special ids of the vocabulary.
+    config: the resolved config, with the special ids of the vocabulary.
     step: the number of steps that the weights have taken.
-    tree: the state as in a checkpoint; without tensors of the optimizer, that starts anew.
+    tree: the state as in a checkpoint; without tensors of the optimizer, its state is initialised.
   Raises:
     UserError: it cannot be written.
   """

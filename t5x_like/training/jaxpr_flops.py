@@ -28,13 +28,13 @@ def count_equation(equation, halved: bool) -> float:
     return 0.5 * count_equation(equation, True)
   name = equation.primitive.name
   parameters = equation.params
-  # ragged: every row is multiplied by its group's matrix
+  # In a ragged product, every row is multiplied by its group's matrix.
   if name in ("dot_general", "ragged_dot_general"):
     return _matrix_product_flops(equation) * _counted_share(scopes)
   if name == "conv_general_dilated":
     kernel = equation.invars[1].aval
     out_features = parameters["dimension_numbers"].rhs_spec[0]
-    # already divided by feature groups
+    # The kernel's input features are those of one feature group already.
     window = math.prod(kernel.shape) / kernel.shape[out_features]
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * window
   if name == "cond":

@@ -49,7 +49,7 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
           run.drain()
           run.save()
       except RolledBack:
-        continue  # from the earlier step that the run is at now
+        continue  # the run is back at an earlier step
 
     if run.step < total and run.is_out_of_patience:
       process.log(
@@ -68,7 +68,7 @@ def train(run: TrainingRun, *, profile: range | None = None) -> None:
 
 
 def _is_evaluated(run: TrainingRun) -> bool:
-  """Return whether the current step is evaluated in the loop; the last step is, after it."""
+  """Return whether the current step is evaluated in the loop, as the last step is afterwards."""
   return 0 < run.step < run.config.total_steps and run.step % run.config.eval_every == 0
 
 

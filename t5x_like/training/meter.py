@@ -4,6 +4,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,29 +13,29 @@ from t5x_like.parallel import distributed
 from t5x_like.runtime import compile_cache
 
 _PREFIX = "t5x_like/hosts/"
-_EVERY_SECONDS = 20.0
-_WARM_UP_STEPS = 2  # whose times have waits for the first batches and for buffers
-_MIN_COMPILE_SECONDS = 0.2  # of a step's program; conversions and the like compile faster
+_EXCHANGE_SECONDS = 20.0  # between two exchanges of the hosts' times
+_WARM_UP_STEPS = 2  # their times include waits for the first batches and for buffers
+_MIN_COMPILE_SECONDS = 0.2  # a step's program takes longer; small programs take less
 
 
 class Goodput:
-  """The share of a run's life that went into steps that count.
+  """The share of the time since a run's first start that was spent on its steps.
 
   Starts, saves, waits and steps that are computed again do not count.
 
   Args:
-    began: the time of the run's first start, in seconds since the epoch.
-    spent: seconds that earlier starts spent on the steps up to this one.
+    start_time: the time of the run's first start, in seconds since the epoch.
+    step_seconds: seconds that earlier starts spent on the steps up to this one.
   """
 
-  def __init__(self, began: float, spent: float):
-    self._began = began
-    self._spent = spent
+  def __init__(self, start_time: float, step_seconds: float):
+    self._start_time = start_time
+    self._step_seconds = step_seconds
 
   def add(self, seconds: float) -> float:
-    """Count seconds of a step, and return the goodput up to now."""
-    self._spent += seconds
-    return min(1.0, self._spent / max(time.time() - self._began, 1e-9))
+    """Add the seconds of a step, and return the goodput up to now."""
+    self._step_seconds += seconds
+    return min(1.0, self._step_seconds / max(time.time() - self._start_time, 1e-9))
 
 
 @dataclasses.dataclass
@@ -43,14 +44,14 @@ class StepTotals:
 
   Attributes:
     steps: the number of steps.
-    seconds: of all steps, without saves and evaluations.
+    seconds: the duration of all steps, without saves and evaluations.
     wait_seconds: seconds in which this host waited for data.
     compilations: the number of steps before which a program was compiled.
     compile_seconds: this host's seconds for tracing, compiling and dispatching these steps.
     blocked_seconds: seconds in which this host waited for its devices.
     flops: model FLOPs.
     saves: the number of checkpoints that were started.
-    save_seconds: seconds in which saves held up the steps.
+    save_seconds: seconds by which saves delayed the steps.
   """
 
   steps: int = 0
@@ -76,10 +77,25 @@ class StepTotals:
     return StepTotals(**differences)
 
 
+@dataclasses.dataclass
+class _PendingStep:
+  """A step whose metrics have not arrived.
+
+  Attributes:
+    padding: the share of padding in its batch.
+    cost: its `StepCost`.
+    dispatch_time: when it had been dispatched; None before.
+  """
+
+  padding: float
+  cost: Any
+  dispatch_time: float | None = None
+
+
 class StepMeter:
   """Times steps without waiting for the one just dispatched.
 
-  Where dispatching computes a step, its time ends with the dispatch.
+  If dispatching computes the step, as on CPU, its time ends with the dispatch.
 
   Args:
     batches: this host's batches.
@@ -89,7 +105,7 @@ class StepMeter:
 
   Attributes:
     totals: sums over the steps so far.
-    totals_start: when the first of these steps began, of `time.perf_counter`.
+    totals_start: when the first of these steps began, by `time.perf_counter`.
   """
 
   def __init__(
@@ -106,18 +122,18 @@ class StepMeter:
     self._dispatch_computes = jax.default_backend() == "cpu" and not jax.config.read(
       "jax_cpu_enable_async_dispatch"
     )
-    self._last = time.perf_counter()
+    self._last_end = time.perf_counter()
     self._pad_id = pad_id
     self._waited = 0.0
     self._excluded = 0.0
     self._own_seconds = 0.0
-    self._compile_start = 0.0  # of `compile_cache.compile_seconds`, when a step began
-    self._dispatch_start = 0.0  # when its batch had arrived
+    self._compile_start = 0.0  # the value of `compile_cache.compile_seconds` when a step began
+    self._dispatch_start = 0.0  # when the batch of the step had arrived
     self._compile_seconds = 0.0
     self._num_finished = 0
     self.totals = StepTotals()
     self.totals_start = time.perf_counter()
-    self._steps: list[tuple] = []  # padding, cost, and the time when it was dispatched
+    self._pending: list[_PendingStep] = []
 
   def next_batch(self) -> dict[str, np.ndarray]:
     """Return the next batch; the time taken counts as data wait."""
@@ -126,21 +142,22 @@ class StepMeter:
     batch = next(self._batches)
     self._dispatch_start = time.perf_counter()
     self._waited += self._dispatch_start - start
-    self._steps.append((_padding(batch, self._pad_id), self._cost(batch)))
+    self._pending.append(_PendingStep(_padding(batch, self._pad_id), self._cost(batch)))
     return batch
 
   def record_dispatch(self, since: float) -> None:
     """Count the time from `since` until now as this host's own work for a step."""
-    self._steps[-1] += (time.perf_counter(),)
-    self._own_seconds += self._steps[-1][-1] - since
+    now = time.perf_counter()
+    self._pending[-1].dispatch_time = now
+    self._own_seconds += now - since
     if compile_cache.compile_seconds() - self._compile_start >= _MIN_COMPILE_SECONDS:
-      self._compile_seconds = self._steps[-1][-1] - self._dispatch_start
+      self._compile_seconds = now - self._dispatch_start
 
   def exclude_time(self, since: float, is_save: bool = False) -> None:
     """Exclude the time since `since` from step times, such as the time of an evaluation.
 
     Args:
-      since: of `time.perf_counter`, seconds.
+      since: the start of that time, by `time.perf_counter`.
       is_save: whether a checkpoint was started in that time.
     """
     seconds = time.perf_counter() - since
@@ -151,22 +168,25 @@ class StepMeter:
 
   def finish_step(self) -> dict[str, float]:
     """Return the figures of the step whose metrics have just arrived."""
-    padding, cost, *dispatched = self._steps.pop(0)
-    now = dispatched[0] if self._dispatch_computes and dispatched else time.perf_counter()
-    seconds = max(now - self._last - self._excluded, 1e-9)
+    step = self._pending.pop(0)
+    cost = step.cost
+    end = time.perf_counter()
+    if self._dispatch_computes and step.dispatch_time is not None:
+      end = step.dispatch_time
+    seconds = max(end - self._last_end - self._excluded, 1e-9)
     figures = {
       "seconds_per_step": seconds,
       f"{cost.unit}_per_second": cost.positions / seconds,
       "model_flops_per_second": cost.flops / seconds,
       "data_wait_fraction": min(1.0, self._waited / seconds),
-      "padding_fraction": padding,
+      "padding_fraction": step.padding,
       "goodput": self._goodput.add(max(0.0, seconds - self._waited)),
     }
     if cost.flops / seconds <= cost.peak:  # a peak measured on a busy machine may be too low
       figures["mfu"] = cost.flops / seconds / cost.peak
     slowest = self._stragglers.finish_step(self._own_seconds)
     self._add_to_totals(seconds, cost.flops)
-    self._last = now
+    self._last_end = end
     self._waited = 0.0
     self._excluded = 0.0
     self._own_seconds = 0.0
@@ -194,27 +214,27 @@ class StragglerFinder:
   """Finds the slowest host by the time that each spends on its own work for a step.
 
   All processes of a job take equally long for a step, since each waits for the last. Hosts differ
-  in the time for waiting for data and preparing the step. Figures pass through the coordinator
-  every 20 s, without a collective. Does nothing in a single process.
+  in the time that they wait for data and prepare the step. They exchange these times through the
+  coordinator every 20 s, without a collective. In a job of a single process, nothing is exchanged.
   """
 
   def __init__(self):
     self._seconds = 0.0
     self._steps = 0
-    self._reported = time.monotonic()
+    self._last_exchange = time.monotonic()
     self._store = distributed.key_value_store()
 
   def finish_step(self, own_seconds: float) -> dict[str, float]:
-    """Note a step; now and then, return the slowest host and its mean seconds in process 0."""
+    """Count a step; in process 0, return the slowest host and its mean seconds if they are due."""
     self._seconds += own_seconds
     self._steps += 1
-    if self._store is None or time.monotonic() - self._reported < _EVERY_SECONDS:
+    if self._store is None or time.monotonic() - self._last_exchange < _EXCHANGE_SECONDS:
       return {}
     mean_seconds = json.dumps(self._seconds / self._steps)
     self._store.key_value_set(f"{_PREFIX}{jax.process_index()}", mean_seconds, allow_overwrite=True)
     self._seconds = 0.0
     self._steps = 0
-    self._reported = time.monotonic()
+    self._last_exchange = time.monotonic()
     if jax.process_index():
       return {}
     seconds_by_host = {
@@ -225,7 +245,7 @@ class StragglerFinder:
 
 
 def _padding(batch: dict[str, np.ndarray], pad_id: int | None) -> float:
-  """Return the share of padding: tokens of segment 0 or, without segments, of the padding id."""
+  """Return the share of padding: tokens in segment 0 or, without segments, with the padding id."""
   empty = total = 0
   for side, tokens in (("encoder", "encoder_input_tokens"), ("decoder", "decoder_target_tokens")):
     if tokens not in batch:

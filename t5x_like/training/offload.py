@@ -1,4 +1,4 @@
-"""Keep in the hosts' memory the arrays that devices need once in a step."""
+"""Keep the arrays that devices need only once in a step in the hosts' memory."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from t5x_like.training.state import TrainState
 
 
 def check_host_memory(key: str, mesh: jax.sharding.Mesh) -> None:
-  """Check that the devices can reach the memory of their hosts; raise UserError if not."""
+  """Refuse devices that cannot reach the memory of their hosts."""
   devices = [*mesh.local_devices, *mesh.devices.flat]
   kinds = [memory.kind for memory in devices[0].addressable_memories()]
   if HOST not in kinds:

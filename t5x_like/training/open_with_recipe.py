@@ -29,14 +29,14 @@ def open_with_recipe(
     workdir: see `open_saved_model`.
     recipe: a recipe as for training, or None for the run's saved config.
     overrides: `KEY=VALUE` of each `--config.KEY=VALUE`.
-    rows: whether the run is used on rows of any number, so that its batch size does not matter.
+    rows: whether the caller chooses the number of rows, so that the config's batch size is ignored.
   Raises:
-    UserError: there is no model, it is published and has no saved config, or the config has another
-      model.
+    UserError: there is no model, a published model is opened without a recipe, or the config has
+      another model.
   """
   saved = open_saved_model(workdir)
   if rows:
-    # fits any mesh
+    # One row for each device fits any mesh.
     overrides = [*overrides, f"batch_size={jax.device_count()}", "accumulation_steps=1"]
   config = resolve(_config_for(saved, recipe, overrides))
   rules = Rules.from_config(config)
@@ -57,7 +57,7 @@ def _config_for(saved: SavedModel, recipe: str | None, overrides: Sequence[str])
     return _with_trained_parts(config, saved.identity, saved.path)
   if saved.is_published:
     raise UserError(
-      f"{saved.path}: a published model, without a config or data of its own; add --config=RECIPE "
+      f"{saved.path}: a published model without a config and data; add --config=RECIPE "
       "of its family and --config.task.store=DIR, or ask it --questions=FILE"
     )
   return config_lib.restore(saved.identity, overrides, f"{saved.path}/{IDENTITY_FILE}")
@@ -79,9 +79,9 @@ def _check_model(saved: SavedModel) -> None:
   """Check that the config's model is the trained one; raise UserError naming the changed keys."""
   model = saved.config.model.to_dict()
   trained_model = dict(saved.identity["model"])
-  if saved.is_published:  # it has no choices of training
+  if saved.is_published:  # its config has no keys of training
     model = {key: model.get(key) for key in trained_model}
-  # dropout does not affect a trained model
+  # Dropout does not affect a trained model.
   model.pop("dropout", None)
   trained_model.pop("dropout", None)
   workdirs.check_identity({"model": trained_model}, {"model": model}, saved.path)
@@ -98,11 +98,7 @@ def check_vocabulary(saved: SavedModel, vocabulary: Vocabulary) -> None:
 
 
 def _check_classes(saved: SavedModel, vocabulary: Vocabulary) -> None:
-  """Refuse data of other classes than a model learned, of some of them, or in another order.
-
-  Raises:
-    UserError: naming the classes.
-  """
+  """Refuse data whose classes are not exactly those that the model learned, in the same order."""
   data_classes = getattr(vocabulary, "names", ())
   if not data_classes or vocabulary.fingerprint == saved.vocabulary_fingerprint:
     return

@@ -10,8 +10,8 @@ shift the rates of later steps.
 
 A tensor of an optimizer state is named by the statistic's owner, the statistic and the parameter
 (`to_named`): `adam/mu/encoder/kernel`, `adafactor/v_row/…`, `sgd/trace/…`. Tuples, groups of layers
-and wrappers do not appear in names. A count for all parameters together (`adam/count`) is one
-scalar, however many groups keep a copy.
+and wrappers do not appear in names. A count of updates (`adam/count`) is one scalar for all
+parameters, although each group of layers keeps a copy.
 """
 
 import abc
@@ -36,7 +36,7 @@ Moments = Literal["float32", "bfloat16"]
 # Owners that do not follow from the name of a state's class (`_owner_name`).
 _OWNERS = {"FactoredState": "adafactor", "TraceState": "sgd"}
 _TABLE = re.compile(r"(^|/)(position/|(table|tokens)$)")
-_BIAS = re.compile("bias$")  # found by name, because the biases of experts are matrices
+_BIAS = re.compile("bias$")  # recognised by name, because the biases of experts are matrices
 # Fields of wrappers that hold the state of the wrapped optimizer.
 _WRAPPED = ("inner_state", "inner_states", "inner_opt_state")
 
@@ -119,7 +119,7 @@ def build_optimizer(
 def with_upper_bounds(
   optimizer: optax.GradientTransformation, upper_bounds: dict[str, float]
 ) -> optax.GradientTransformation:
-  """Return an optimizer whose updates take no parameter beyond its upper bound."""
+  """Return an optimizer whose updates leave each parameter at or below its upper bound."""
   if not upper_bounds:
     return optimizer
 
@@ -142,16 +142,16 @@ def with_sign_steps(
   Those parameters have no state, weight decay or learning rate.
   """
 
-  def others(named: Named) -> Named:
+  def without_steps(named: Named) -> Named:
     return {name: x for name, x in named.items() if name not in steps}
 
   def update(grads: Named, state, params: Named, **extra):
-    updates, state = optimizer.update(others(grads), state, others(params), **extra)
+    updates, state = optimizer.update(without_steps(grads), state, without_steps(params), **extra)
     signed = {name: -step * jnp.sign(grads[name]) for name, step in steps.items() if name in grads}
     return updates | signed, state
 
   return optax.GradientTransformationExtraArgs(
-    lambda params: optimizer.init(others(params)), update
+    lambda params: optimizer.init(without_steps(params)), update
   )
 
 
@@ -172,7 +172,7 @@ def update_layerwise(
 
   Args:
     optimizer: a transformation of `{name: array}`.
-    axes: logical axes by parameter name; a leading "layers" marks a stacked one.
+    axes: logical axes by parameter name; a leading "layers" marks a stacked parameter.
   Returns:
     A transformation with one inner state for parameters outside stacks and one per depth of stack;
     its `update` takes the `step` of the run.
@@ -222,10 +222,10 @@ def _each_layer(update, grads: Named, state, params: Named):
 def state_axes(opt_state, params: dict) -> object:
   """Return the logical axes of every array of an optimizer state, from the axes of its parameter.
 
-  An array with the name and shape of a parameter is split like the parameter, and so is a square
+  An array with the name and shape of a parameter has the parameter's axes, and so has a square
   matrix over one side of a parameter (SOAP). Adafactor's factored statistics lack one axis, chosen
-  as in optax: `v_row` the largest, `v_col` the second largest (of equal axes, the last). Their
-  other axes are split like the parameter's. Everything else is replicated.
+  as in optax: `v_row` the largest, `v_col` the second largest (of equal axes, the last). Every
+  other array is replicated.
 
   Args:
     opt_state: abstract or concrete state over `{name: array}`.
@@ -297,7 +297,7 @@ def _walk(node, name: str = "") -> Iterator[tuple[str, bool, Any]]:
   elif isinstance(node, tuple | list):
     for child in node:
       yield from _walk(child, name)
-  elif isinstance(node, dict):  # by parameter below a statistic, by group above
+  elif isinstance(node, dict):  # its keys are parameters within a statistic, otherwise groups
     for key in sorted(node):
       yield from _walk(node[key], f"{name}/{key}" if name else "")
   elif node is not None:

@@ -1,15 +1,15 @@
-"""Phases: stretches of a run on other lengths, batch sizes, rates or corpora, in one workdir.
+"""Phases: parts of a run with other lengths, batch sizes, rates or corpora, in one workdir.
 
 A recipe's `task` and `batch_size` hold for the last phase and for all evaluations. `config.phases`
-lists the differences before: BERT's `{"short": {"until": 900_000, "task": {"length": 128}}}` trains
-on `config.task` with length 128 up to step 900,000; `{"ramp": {"until": 10_000, "batch_size": 64}}`
-starts with smaller batches. A run that ends on another store or other rates of a mixture, as for
-annealing, names the earlier ones in a phase.
+lists how earlier phases differ: BERT's `{"short": {"until": 900_000, "task": {"length": 128}}}`
+trains on `config.task` with length 128 up to step 900,000; `{"ramp": {"until": 10_000,
+"batch_size": 64}}` starts with smaller batches. For annealing, `task` names the last store or the
+last rates of a mixture, and a phase names the earlier ones.
 
-The phase is a function of the step alone, and so is each of its batches. A phase goes on in each
+The phase is a function of the step alone, and so is each of its batches. A phase continues in each
 corpus where the earlier phases stopped, which is counted from the config (`data/consumption.py`).
-So a run resumes on either side of a boundary as elsewhere. A step is compiled for one shape, so it
-is compiled again at a boundary. The optimizer's state and the schedule go on.
+So a run can resume anywhere, also next to a boundary. A step is compiled for one shape, so it is
+compiled again at a boundary. The optimizer's state and the schedule continue.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def iterate_batches(
   phases: list[Phase], step: int, rows: Sequence[int] | None = None
 ) -> Iterator[dict[str, Any]]:
   """Return the batches from a step on, as if its phase had no end; see `loader.train_batches`."""
-  from t5x_like.data import consumption, loader  # tensorflow: only where data is read
+  from t5x_like.data import consumption, loader  # imports TensorFlow
 
   current = phase_at(phases, step)
   earlier = []
@@ -67,12 +67,10 @@ def iterate_batches(
 
 
 def check_past_phases(saved: dict[str, Any], config: ConfigDict, step: int, workdir) -> None:
-  """Refuse a change of the phases in which a run has made its steps so far; later ones may change.
+  """Refuse a change of the phases up to a step; later ones may change.
 
   Args:
     saved: the config of the steps before `step`.
-  Raises:
-    UserError: naming the first stretch of steps that differs.
   """
   saved_phases = _past_phases(ConfigDict(saved), step)
   for before, now in itertools.zip_longest(saved_phases, _past_phases(config, step)):
@@ -86,13 +84,13 @@ def check_past_phases(saved: dict[str, Any], config: ConfigDict, step: int, work
 
 def _past_phases(config: ConfigDict, step: int) -> list[tuple[str, int, int]]:
   """Return name, end and batch size of each phase that begins before a step."""
-  stretches = []
+  past_phases = []
   start = 0
   for name, until, _, batch_size in config_lib.phases_in_order(config):
-    if start < step or not stretches:
-      stretches.append((name, min(until, step), batch_size))
+    if start < step or not past_phases:
+      past_phases.append((name, min(until, step), batch_size))
     start = min(until, step)
-  return stretches
+  return past_phases
 
 
 def _describe_phase(phase: tuple[str, int, int] | None) -> str:

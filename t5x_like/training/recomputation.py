@@ -33,7 +33,7 @@ def compute_twice(
   if differing:
     raise TransientError(
       f"step {number} was computed twice, and {differing[0]} ({len(differing)} of "
-      f"{len(fingerprints_found)} tensors) came out differently: a device computes wrongly; "
-      "nothing of it is saved; test the devices, then run the same command again"
+      f"{len(fingerprints_found)} tensors) differs: a device computes wrongly; the step is not "
+      "saved; test the devices, then run the same command again"
     )
   return state, metrics

@@ -24,7 +24,7 @@ from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.workdir import read_imported
 from t5x_like.tunings import TUNINGS
 
-# schedules that end with the run by default
+# The schedules that end with the run by default.
 _TO_TOTAL = [name for name, f in SCHEDULES.items() if "total_steps" in slots.argument_names(f)]
 # The slots of a recipe, except those of the model, the task, evaluators and trackers.
 SLOTS = {
@@ -47,11 +47,11 @@ def resolve(
   `auto` the size of the task's vocabulary, rounded up to a multiple of 128.
 
   Args:
-    config: a recipe's.
+    config: the config of a recipe.
     platform: the platform to train on; None is this process's.
-    workdir: the run's; imported weights in it fix the model.
+    workdir: the directory of the run; imported weights in it fix the model.
   Raises:
-    UserError: naming the key, the value and the expectation.
+    UserError: a key or a value is wrong.
   """
   if workdir is not None:
     config = adopt_imported_model(config, workdir)
@@ -144,7 +144,7 @@ def load_task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   trust.check_location("config.task.store", store)
   file_names.check_name("config.train_split", config.train_split, "choose another split")
   directory = f"{store}/{config.train_split}"
-  # web servers have files, but no directories
+  # A web server has files, but no directories, so first look for a file.
   manifest = as_path(f"{directory}/vocabulary/{vocabularies.MANIFEST}")
   if not (manifest.is_file() or manifest.parent.is_dir()):
     if not as_path(directory).is_dir():

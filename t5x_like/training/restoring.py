@@ -14,7 +14,7 @@ from t5x_like.training.build import Assembly
 from t5x_like.training.session import Session
 from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
 
-# The key in a checkpoint of the tensors of the weights' moving average.
+# The key of the weights' moving average in the tree of a checkpoint.
 _MEAN = EMA_COUNT.partition("/")[0]
 _NO_ROLLBACKS = {"times": 0, "batches_passed": 0}
 
@@ -26,10 +26,10 @@ class RestoredState:
   Attributes:
     state: the restored or initialised state.
     step: the number of finished steps.
-    digest: of the checkpoint's state, or of a new run's; see `checkpoints.manifest.digest_tensors`.
+    digest: the digest of the state; see `checkpoints.manifest.digest_tensors`.
     rollbacks: how often the guard returned the run to an earlier checkpoint (`times`), and the
-      number of batches that it skipped by that (`batches_passed`).
-    loaded: the content of `init.json`, for a run that begins with the weights of another run.
+      number of batches that were skipped by this (`batches_passed`).
+    loaded: the content of `init.json`, for a run that starts with the weights of another run.
   """
 
   state: TrainState

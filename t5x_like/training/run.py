@@ -96,7 +96,7 @@ class TrainingRun:
       )
 
   def _open_exports(self) -> "RunExports | None":
-    """Open the exports of `config.export`, and make those that an earlier start owes."""
+    """Open the exports of `config.export`, and write those that an earlier start did not."""
     if not self.config.export:
       return None
     from t5x_like.training.export import RunExports
@@ -131,7 +131,7 @@ class TrainingRun:
 
   @property
   def _position(self) -> int:
-    """The step whose batch is next; later than `step` where rollbacks have skipped batches."""
+    """The number of batches passed over; larger than `step` if rollbacks have skipped batches."""
     return self.step + self._rollbacks["batches_passed"]
 
   def _enter_phase(self) -> None:
@@ -251,8 +251,8 @@ class TrainingRun:
     self._rollbacks = {"times": times, "batches_passed": batches_passed}
     self._read_metrics()
     process.log(
-      f"step {refused_step}: {reason}; back to step {target_step}, and on with the batches of "
-      f"step {refused_step + 1}"
+      f"step {refused_step}: {reason}; back to step {target_step}, continuing with the batches "
+      f"of step {refused_step + 1}"
     )
     self._enter_phase()
 
@@ -275,7 +275,7 @@ class TrainingRun:
   def _save_copy(self) -> None:
     """Start an emergency copy of this step. Raises RolledBack as `drain`."""
     self.drain()
-    self.session.beat(f"keeping step {self.step}")
+    self.session.beat(f"copying step {self.step}")
     since = time.perf_counter()
     self.session.save_copy(self.step, to_tree(self.state), self._rollbacks)
     self._compiled_phase.meter.exclude_time(since)
@@ -310,7 +310,7 @@ class TrainingRun:
     if self._selection:
       self._selection.offer(self.step, metrics, self.weights, session.identity)
     session.write_samples(self.step, samples)
-    if metrics:  # last: `has_evaluation` looks for them
+    if metrics:  # written last: `has_evaluation` takes them as the end of an evaluation
       session.certificate.add_evaluation(self.step, metrics)
       session.write_metrics(self.step, metrics)
     if self._compiled_phase:
@@ -378,7 +378,7 @@ class TrainingRun:
 
 
 def compile_phase(parts: Parts, phase: phases.Phase) -> tuple[Callable, StepCost]:
-  """Compile the step of a phase; buckets and some objectives have a module for theirs."""
+  """Compile the step of a phase, by a module of its own for buckets and for some objectives."""
   step_module = parts.objective.step_module
   if phase.task.buckets > 1:
     step_module = phase.task.bucket_module
@@ -400,8 +400,8 @@ def open_training_run(
   another config.
 
   Args:
-    config: a recipe's.
-    workdir: a directory, made if missing, or an address that fsspec knows.
+    config: the config of a recipe, not yet resolved.
+    workdir: a directory, created if missing, or an address that fsspec knows.
     from_step: a saved step to return to, once. Later steps are set aside; later starts with the
       same `from_step` continue normally.
     flags: the flags that made the config, for the workdir's history.

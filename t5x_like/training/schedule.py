@@ -99,8 +99,10 @@ def cosine(
 
 
 def _steps(warmup_steps: float, total_steps: int) -> int:
-  """Return the steps of a warm-up that is given by its steps or, below 1, as a share of the run."""
-  return int(warmup_steps) if warmup_steps >= 1 else int(warmup_steps * total_steps + 1e-6)
+  """Return the number of steps of a warm-up; a value below 1 is a share of the run."""
+  if warmup_steps >= 1:
+    return int(warmup_steps)
+  return int(warmup_steps * total_steps + 1e-6)  # 1e-6 corrects errors of rounding
 
 
 def _checked_warmup(warmup_steps: float, total_steps: int) -> int:
@@ -142,28 +144,30 @@ def warmup_stable_decay(
 
   Hu et al. 2024, arXiv:2404.06395.
 
-  The decay takes the last `decay` of the run, if a fraction, or as many steps: a straight line, a
-  half cosine, or `1 - sqrt(share of the decay)` (Haegele et al. 2024, arXiv:2405.18392, section 3).
+  `decay` is the number of steps of the decay or, up to 1, its share of the run. Its shape is a
+  straight line, a half cosine, or `1 - sqrt(share of the decay)` (Haegele et al. 2024,
+  arXiv:2405.18392, section 3).
 
   Raises:
     UserError: the run ends before the warm-up and the decay do.
   """
   warmup_steps = _steps(warmup_steps, total_steps)
-  last = max(1, round(decay * total_steps if decay <= 1 else decay))
-  if warmup_steps + last > total_steps:
+  decay_steps = max(1, round(decay * total_steps if decay <= 1 else decay))
+  decay_start = total_steps - decay_steps
+  if warmup_steps > decay_start:
     raise UserError(
       f"config.schedule.warmup_steps: found {warmup_steps} in a run of {total_steps} steps, "
-      f"expected at most {total_steps - last} before the decay; set --config.schedule.warmup_steps"
+      f"expected at most {decay_start} before the decay; set --config.schedule.warmup_steps"
     )
 
   def rate(step):
-    share = jnp.clip((jnp.asarray(step, jnp.float32) - (total_steps - last)) / last, 0.0, 1.0)
-    down = (
-      1.0
-      - {"linear": share, "sqrt": jnp.sqrt(share), "cosine": 0.5 - 0.5 * jnp.cos(jnp.pi * share)}[
-        shape
-      ]
-    )
+    share = jnp.clip((jnp.asarray(step, jnp.float32) - decay_start) / decay_steps, 0.0, 1.0)
+    if shape == "sqrt":
+      down = 1.0 - jnp.sqrt(share)
+    elif shape == "cosine":
+      down = 0.5 + 0.5 * jnp.cos(jnp.pi * share)
+    else:
+      down = 1.0 - share
     up = jnp.minimum(step / warmup_steps, 1.0) if warmup_steps else 1.0
     return learning_rate * up * (end + (1.0 - end) * down)
 

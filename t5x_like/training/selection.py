@@ -19,7 +19,7 @@ from t5x_like.checkpoints.manifest import nest
 from t5x_like.errors import UserError, did_you_mean
 
 FOLDER = "best"
-_SMALLER = ("loss", "perplexity")  # endings of metrics that should fall
+_LOWER_IS_BETTER = ("loss", "perplexity")  # endings of the names of such metrics
 Rows = list[dict[str, Any]]
 
 
@@ -27,7 +27,7 @@ class Selection:
   """Choose the best step, and the time to stop, by a metric of the evaluations.
 
   Args:
-    config: resolved, with a selection.
+    config: the resolved config, with a selection.
     workdir: the run's directory or address.
     rows: the metrics so far, the same in all processes.
   """
@@ -77,38 +77,36 @@ class Selection:
     if self.best_step == step:
       tree = nest({f"params/{name}": x for name, x in arrays.items()})
       with Checkpoints(self._directory, keep_last=1) as checkpoints:
-        checkpoints.set_aside(step, "set_aside")  # the run has gone back from later ones
+        checkpoints.set_aside(step, "set_aside")  # later ones are of a run before a rollback
         try:
           checkpoints.save(step, tree, metadata)
         except UserError:
           if not checkpoints.set_aside(step - 1, "set_aside"):
             raise
-          # before a kill or a return, this step had other values
+          # The step was saved with other values, before an interruption or a rollback.
           checkpoints.save(step, tree, metadata)
         checkpoints.wait()
 
 
 def check_selection(config: ConfigDict, metrics: Collection[str] | None) -> None:
-  """Refuse a metric that no evaluation writes, and the largest loss as the best.
+  """Refuse a metric that no evaluation writes, and the goal "max" for a loss.
 
   Args:
-    metrics: all that evaluations may write; None if that is not known.
-
-  Raises:
-    UserError: naming the key.
+    metrics: all metrics that evaluations may write; None if they are not known.
   """
   metric = config.selection.metric
   goal = config.selection.goal
   if metrics is not None:
     _check_name(metric, metrics)
-  if goal == "max" and metric.endswith(_SMALLER):
+  if goal == "max" and metric.endswith(_LOWER_IS_BETTER):
     raise UserError(
-      f"config.selection.goal: found 'max' for {metric}, which should fall; set it to 'min'"
+      f"config.selection.goal: found 'max' for {metric}, of which lower values are better; set it "
+      "to 'min'"
     )
 
 
 def _check_name(metric: str, metrics: Collection[str]) -> None:
-  """Raise UserError for a metric that is not among those of the evaluators."""
+  """Refuse a metric that no evaluator writes."""
   if metric in metrics:
     return
   expectation = "but config.evals has no evaluator"

@@ -27,7 +27,8 @@ from t5x_like.training import workdir as workdirs
 from t5x_like.training.build import Assembly
 from t5x_like.training.meter import Goodput
 
-_FOLDERS = ("checkpoints", "logs", "pictures", "profile", "samples", "best")  # that a run writes to
+# The folders of a workdir into which a run writes.
+_FOLDERS = ("checkpoints", "logs", "pictures", "profile", "samples", "best")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,18 +65,18 @@ class Session(contextlib.AbstractContextManager):
   The history is read after the workdir is locked: until then, another run may add to it.
 
   Args:
-    address: a directory, made if missing, or an address that fsspec knows.
+    address: a directory, created if missing, or an address that fsspec knows.
     assembly: the parts of the run.
     from_step: a saved step to return to, once: not again at later starts with the same `from_step`.
     flags: the flags that made the run's config, for the history.
 
   Attributes:
-    address: as given.
+    address: the argument.
     identity: the content of `config.json` for this run.
     return_step: the step to return to; None continues from the newest one.
-    workdir: a local directory that stands for the address.
+    workdir: the address itself if it is local, otherwise a local copy that is uploaded.
     past: the record of earlier starts.
-    checkpoints: of the run.
+    checkpoints: the checkpoints of the run.
     certificate: the recorder of the run's steps, once the run has begun.
     saved: the step saved last.
     callbacks: called with the step and the metrics of every line, in all processes.
@@ -166,7 +167,7 @@ class Session(contextlib.AbstractContextManager):
       return f"{workdirs.IMPORTED_FILE} says that it holds imported weights"
     last_step = max((row["step"] for row in self.metrics()), default=0)
     every = _positive_count(identity and identity.get("checkpoint"), "every")
-    if every and last_step > 2 * every:  # a save begins once the one before it is committed
+    if every and last_step > 2 * every:  # the second save waited until the first was committed
       return f"metrics.jsonl reaches step {last_step}, and a step was saved every {every}"
     return None
 
@@ -183,7 +184,7 @@ class Session(contextlib.AbstractContextManager):
     Args:
       step: the step that the run continues from.
       loaded: the report on weights of another run, if any.
-      state_digest: of the state of that step; see `checkpoints.manifest.digest_tensors`.
+      state_digest: the digest of the state of that step; see `checkpoints.manifest.digest_tensors`.
       batches_passed: the number of batches that rollbacks have skipped before the step.
     """
     self.saved = step
@@ -210,7 +211,7 @@ class Session(contextlib.AbstractContextManager):
       self._assembly.task.vocabulary.save(self.workdir / "vocabulary")
       self._recorded_save = step > 0
     past_run = self.past
-    if not past_run.intervals:  # config and history are gone, but a checkpoint is there
+    if not past_run.intervals:  # the workdir has a checkpoint, but neither config nor history
       past_run = dataclasses.replace(past_run, intervals=[self._config.log_every])
     self._open_metrics(step, past_run.expected_last_step(step))
     self.certificate = Recorder(self.workdir, self.check)
@@ -253,8 +254,8 @@ class Session(contextlib.AbstractContextManager):
     if self._writer.missing:
       first, last = self._writer.missing
       process.log(
-        f"{self.address}/metrics.jsonl: steps {first} to {last} have no metrics (the file was cut "
-        "or removed); the report leaves a gap there"
+        f"{self.address}/metrics.jsonl: steps {first} to {last} have no metrics (the file was "
+        "truncated or removed); the report leaves a gap there"
       )
 
   def metrics(self) -> list[dict[str, Any]]:
@@ -311,7 +312,7 @@ class Session(contextlib.AbstractContextManager):
     self.note_saved()
 
   def note_saved(self) -> None:
-    """Record the first committed step: without checkpoints, this run then never begins again."""
+    """Record the first committed step, so that the run never starts from scratch afterwards."""
     if (
       self._primary
       and not self._recorded_save
@@ -329,7 +330,7 @@ class Session(contextlib.AbstractContextManager):
       self._lock.check()
 
   def flush(self) -> None:
-    """Put the metrics and the other small files on disk or on the object store.
+    """Write the metrics and the other small files to the disk or the object store.
 
     Raises:
       TransientError: another run has taken the workdir.

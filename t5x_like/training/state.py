@@ -13,7 +13,7 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.training import guard
 from t5x_like.training.optimizer import from_named, state_axes, to_named
 
-REFERENCE = "reference/"  # begins the names of a reference model's parameters
+REFERENCE = "reference/"  # prefix of the names of a reference model's parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +47,19 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
   opt_state = jax.eval_shape(optimizer.init, arrays)
   opt_axes = state_axes(opt_state, named)
 
-  def split(leaf, axes):
-    rule_axes = zip(rules.optimizer_axes(axes), leaf.shape)
-    # squares (SOAP) may not divide
-    even = tuple(a if a is None or n % rules.ways(a) == 0 else None for a, n in rule_axes)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rules.sharding(even))
+  def add_sharding(leaf, axes):
+    split_axes = []
+    for axis, size in zip(rules.optimizer_axes(axes), leaf.shape):
+      # The size of a statistic, such as SOAP's square matrices, may not divide.
+      divides = axis is None or size % rules.ways(axis) == 0
+      split_axes.append(axis if divides else None)
+    sharding = rules.sharding(tuple(split_axes))
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
   return TrainState(
     step=jax.ShapeDtypeStruct((), jnp.int32, sharding=rules.replicated),
     params=arrays,
-    opt_state=jax.tree.map(split, opt_state, opt_axes),
+    opt_state=jax.tree.map(add_sharding, opt_state, opt_axes),
     watch={
       name: jax.ShapeDtypeStruct((), x.dtype, sharding=rules.replicated)
       for name, x in guard.new_loss_record().items()
@@ -80,36 +83,36 @@ def to_tree(state: TrainState) -> dict:
 
 
 def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformation) -> TrainState:
-  """Invert `to_tree`; missing tensors of optimizer, mean or guard become a new run's.
+  """Invert `to_tree`, and initialise what the tree lacks of the optimizer, the EMA and the guard.
+
+  If any statistic of the optimizer is missing, all of its state is initialised.
 
   Args:
     like: an abstract state of the same structure.
   """
   named = flatten(tree)
-  own_shardings = shardings(like)
+  state_shardings = shardings(like)
   params = {name: named[f"params/{name}"] for name in like.params}
   watch = guard.new_loss_record() | {
     name: named[f"guard/{name}"] for name in like.watch if f"guard/{name}" in named
   }
-  missing = to_named(like.opt_state).keys() - named.keys()
+  abstract_tensors = to_named(like.opt_state)
+  missing = abstract_tensors.keys() - named.keys()
   if missing and all(name.startswith("ema/") for name in missing):
-    begin_mean = jax.jit(
-      lambda params: {
-        name: x for name, x in to_named(optimizer.init(params)).items() if name in missing
-      },
-      out_shardings={
-        name: x.sharding for name, x in to_named(like.opt_state).items() if name in missing
-      },
-    )
-    named |= begin_mean(params)
+
+    def init_missing(params):
+      tensors = to_named(optimizer.init(params))
+      return {name: tensors[name] for name in missing}
+
+    missing_shardings = {name: abstract_tensors[name].sharding for name in missing}
+    named |= jax.jit(init_missing, out_shardings=missing_shardings)(params)
     missing = set()
   if not missing:
     opt_state = from_named(named, like.opt_state)
   else:
-    opt_state = jax.jit(optimizer.init, out_shardings=own_shardings.opt_state)(params)
-  return TrainState(
-    named["step"], params, opt_state, jax.jit(lambda w: w, out_shardings=own_shardings.watch)(watch)
-  )
+    opt_state = jax.jit(optimizer.init, out_shardings=state_shardings.opt_state)(params)
+  place_watch = jax.jit(lambda watch: watch, out_shardings=state_shardings.watch)
+  return TrainState(named["step"], params, opt_state, place_watch(watch))
 
 
 def init_state(

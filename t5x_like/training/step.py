@@ -35,15 +35,15 @@ def make_step(
     model: the abstract model; parameters come from the state.
     objective: `(model, batch, key) -> (loss sum, sums)`; its `prepare(batch, model) -> batch` sees
       the global batch.
-    schedule: only for the learning rate in the metrics; the optimizer has its own reference.
+    schedule: gives the learning rate in the metrics; the optimizer has a schedule of its own.
     seed: the dropout key of step n is `fold_in(key(seed), n)`, the same in a resumed run.
     accumulation_steps: the number of parts of the batch, run one after another.
-    guard: which updates are refused, and whether those leave the state as it was.
+    guard: decides which updates are refused, and whether a refused one leaves the state unchanged.
     trained: names of the parameters that are trained and have gradients; None for all.
   Returns:
-    `(state, batch) -> (state, metrics)`; metrics are float32 scalars: the means of the objective's
-    sums (`loss`, `accuracy`, …), and of the update; `updates_refused` counts refused updates in a
-    row, including this one.
+    `(state, batch) -> (state, metrics)`. The metrics are float32 scalars: the means of the
+    objective's sums (`loss`, `accuracy`, …) and values of the update, of which `updates_refused`
+    counts consecutive refused updates, this one included.
   """
 
   def loss_sum(arrays, frozen, batch, key):
@@ -52,7 +52,7 @@ def make_step(
   def whole_batch_gradients(arrays, frozen, batch, key):
     """Return (mean gradients, sums) of the whole batch.
 
-    The division is folded into the backward pass.
+    The backward pass starts from 1 / weights instead of 1, so no gradient is divided afterwards.
     """
     _, backward, sums = jax.vjp(
       lambda arrays: loss_sum(arrays, frozen, batch, key), arrays, has_aux=True

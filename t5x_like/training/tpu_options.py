@@ -2,8 +2,8 @@
 
 The effects are step times that `t5x_like.plan` estimates for Llama 3.1 8B (70B on v5p, PaLM 540B on
 v4), without and with the option. The user's value of an option in `XLA_FLAGS` or `LIBTPU_INIT_ARGS`
-takes precedence. Options that the installed libtpu does not know are left out. Chips that are
-missing here were not examined.
+takes precedence. Options that the installed libtpu does not know are left out. The effect on chips
+that are not in `OPTIONS` has not been studied.
 """
 
 import os
@@ -95,7 +95,7 @@ def compile_for_chip(
   """Compile for a chip; return (the program, the options of the chip that libtpu accepted).
 
   Args:
-    extra_options: further compiler options, which override those of the chip.
+    extra_options: further compiler options, which override the chip's.
   """
   options = options_for_chip(device_kind, os.environ)
   while True:

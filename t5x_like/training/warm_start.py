@@ -9,8 +9,8 @@ remat and similar settings (`_RECIPE_KEYS`). Only heads and adapters are new; ad
 run are merged into its weights. With `init.layers`, only the first layers of each stack are loaded.
 
 A longer table of text positions repeats the other run's (Beltagy et al. 2020, section 5), a shorter
-one is its beginning; tables of image positions are interpolated. A detector that starts from an
-image encoder uses it as its backbone and keeps its own architecture for the rest.
+one takes its first rows; tables of image positions are interpolated. A detector that starts from an
+image encoder uses it as its backbone and keeps its own architecture otherwise.
 
 A teacher may be of any family. Its parameters are part of the state, like DPO's reference: sharded
 over the same mesh, saved, restored and never changed. A resumed run reads them from its own
@@ -69,7 +69,7 @@ def with_model_keys(config: ConfigDict, model: dict[str, Any], where: str) -> Co
 
   Args:
     model: the `config.model` of the weights.
-    where: the path of the weights, for messages.
+    where: the path of the weights, for error messages.
   Raises:
     UserError: the recipe is for another family.
   """
@@ -79,7 +79,7 @@ def with_model_keys(config: ConfigDict, model: dict[str, Any], where: str) -> Co
   if imported.get("name", recipe_name) != recipe_name:
     raise UserError(
       f"config.model.name: found {recipe_name!r}, but {where} holds {imported['name']!r}; use a "
-      "recipe of that family"
+      f"recipe of the family {imported['name']!r}"
     )
   design = completed.model.to_dict().get("design", {})
   design = {key: value for key, value in design.items() if key in _RECIPE_DESIGN_KEYS}
@@ -120,7 +120,11 @@ def inherit_model(config: ConfigDict) -> ConfigDict:
 
 
 def _check_vocabulary(saved: SavedModel, vocabulary: Vocabulary, name: str) -> None:
-  """Refuse a vocabulary, `name` for messages, that differs from a saved model's."""
+  """Refuse a vocabulary that differs from a saved model's.
+
+  Args:
+    name: the vocabulary's name for error messages.
+  """
   if vocabulary.fingerprint != saved.vocabulary_fingerprint:
     raise UserError(
       f"config.task.vocabulary: {name} is not the vocabulary that {saved.path} was trained with; "
@@ -208,7 +212,7 @@ def _tasks_without_store(config: ConfigDict) -> list[ConfigDict]:
 
 
 def _lengthen_positions(config: ConfigDict) -> None:
-  """Lengthen a table of learned positions to the longest row of the task."""
+  """Lengthen a table of learned positions to the task's longest sequence."""
   if "resolution" in config.model:
     return
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
@@ -275,13 +279,13 @@ def _check_init_vocabulary(config: ConfigDict, vocabulary) -> None:
     saved = open_saved_model(config.init.workdir, flag=_INIT)
     if vocabulary.fingerprint != saved.vocabulary_fingerprint:
       raise UserError(
-        f"config.task: the data have another vocabulary than that of {saved.path}; prepare them "
+        f"config.task: the vocabulary of the data differs from that of {saved.path}; prepare them "
         f"with --vocabulary={saved.vocabulary_directory}"
       )
 
 
 def _check_teacher(config: ConfigDict, vocabulary) -> None:
-  """Refuse a teacher of other classes, another vocabulary or other normalised pixels.
+  """Refuse a teacher whose classes, vocabulary or normalisation of pixels differ from the data's.
 
   A teacher that no longer exists passes, as a resumed run reads its parameters from the checkpoint.
   """
@@ -314,7 +318,7 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
 
 
 def _describe_normalisation(task: Mapping[str, Any]) -> str:
-  """Describe the mean and deviation of pixels, by a single number where all channels agree."""
+  """Describe the mean and deviation of pixels, by one number each if all channels are equal."""
   defaults = slots.defaults(TASKS.find("config.task.name", task["name"]))
   descriptions = []
   for name in ("mean", "std"):
@@ -326,7 +330,7 @@ def _describe_normalisation(task: Mapping[str, Any]) -> str:
 
 
 def _first_names(names: Sequence[str]) -> str:
-  """Join the first four names; an ellipsis stands for the others."""
+  """Join the first four names, with an ellipsis if there are more."""
   listed = ", ".join(names[:4])
   return f"{listed}, …" if len(names) > 4 else listed
 
@@ -339,7 +343,7 @@ def load_sources(
   Args:
     config: the resolved config of this run.
     parts: the parts of this run.
-    state: its freshly initialised state.
+    state: the freshly initialised state of this run.
   Raises:
     UserError: a checkpoint does not exist; a tensor outside the head is missing or has another
       shape; the teacher's model is not `config.teacher.model`.
@@ -358,7 +362,7 @@ class _InitialWeights:
   Args:
     config: the resolved config of this run.
     parts: the parts of this run.
-    state: its freshly initialised state.
+    state: the freshly initialised state of this run.
   """
 
   def __init__(self, config: ConfigDict, parts, state: TrainState):
@@ -409,9 +413,9 @@ class _InitialWeights:
 
   def _load_param(self, name: str, source_name: str, fresh: jax.Array) -> jax.Array | None:
     """Return the loaded array for a parameter; None if it keeps its fresh value."""
-    is_detectors_own = self._is_backbone and not name.startswith(_BACKBONE)
-    array = None if is_detectors_own else self._source_arrays.get(source_name)
-    may_be_new = is_detectors_own or name.startswith(_NEW_PREFIXES) or name.endswith(ADAPTERS)
+    is_beyond_backbone = self._is_backbone and not name.startswith(_BACKBONE)
+    array = None if is_beyond_backbone else self._source_arrays.get(source_name)
+    may_be_new = is_beyond_backbone or name.startswith(_NEW_PREFIXES) or name.endswith(ADAPTERS)
     if array is None and not may_be_new:
       raise UserError(
         f"config.init.workdir: {self._directory} has no tensor {name}; only heads may be new"
@@ -451,7 +455,7 @@ class _InitialWeights:
       "loaded"
     )
     if self._layers is not None:
-      process.log(f"  layers: the first {self._layers} alone, the others are new")
+      process.log(f"  layers: the first {self._layers} are loaded, the others are new")
     lists = {
       "resized": [f"{name} ({change})" for name, change in self._resized.items()],
       "initialised": self._initialised,
@@ -497,7 +501,7 @@ def _restore_run(
   """Restore another run on the mesh of this one, with its adapters merged.
 
   If the other run trained a generator with a discriminator, as in ELECTRA, and this model is a
-  single network, the parameters are those of the discriminator.
+  single network, the discriminator's parameters are restored.
 
   Returns:
     (step, parameters by name, abstract model).
@@ -520,7 +524,7 @@ def _resize_positions(
     array: the table of the other model.
     fresh: the initial value of the table in this model, with its shape.
     models: (this model, the other model).
-    directory: the other run's, for messages.
+    directory: the directory of the other run, for error messages.
   Raises:
     UserError: the table cannot be resized to the shape of `fresh`.
   """

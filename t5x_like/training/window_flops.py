@@ -8,8 +8,8 @@ from t5x_like.nn.mask import Mask
 class WindowedDense(Dense):
   """Dense products on fewer keys, for `flops.with_dense_cores`; the results are meaningless.
 
-  Of S keys, a window of w on both sides leaves w (2 - w / S) to a query on average. A causal one
-  leaves half as many, and the count halves causal attention anyway.
+  Of S keys, a window of w on both sides leaves w (2 - w / S) to a query on average. A causal window
+  leaves half as many, by which `jaxpr_flops` multiplies all causal attention.
   """
 
   def attend(self, q, k, v, mask, softmax):

@@ -30,8 +30,8 @@ from t5x_like.saved_model.workdir import (
   read_history,
 )
 
-IMPORTED_FILE = "imported.json"  # of weights that were trained elsewhere
-# With any of these changed, a run would resume from a state or a data order that is not its own.
+IMPORTED_FILE = "imported.json"  # describes weights that were trained elsewhere
+# Keys that may not change: the state or the order of the data would not fit the run.
 _FIXED_KEYS = (
   "model.",
   "seed",
@@ -42,7 +42,7 @@ _FIXED_KEYS = (
   "tuning.",
   "teacher.",
 )
-# Exceptions, which only change how the same model is computed, or follow from the vocabulary.
+# Exceptions: they change only how the same model is computed, or follow from the vocabulary.
 _FREE_KEYS = (
   "model.dtype",
   "model.layers",
@@ -53,7 +53,7 @@ _FREE_KEYS = (
   "teacher.model.layers",
   "model.design.quantization",
 )
-# fixed in a run with weights, but no data yet
+# Keys that may not change in a workdir with imported weights and no data yet.
 _IMPORTED_FIXED_KEYS = ("model.", "fingerprints.vocabulary", "optimizer.name")
 _EDITION = "data_edition"  # `data.EDITION`
 
@@ -61,12 +61,12 @@ _EDITION = "data_edition"  # `data.EDITION`
 def build_identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:
   """Return the content of `config.json`: the config, fingerprints of the data, feature shapes.
 
-  It has no passwords of addresses and no secrets of trackers, which the next start gets from its
-  own flags.
+  Passwords in addresses and secrets of trackers are left out: the next start reads them from its
+  flags.
 
   Args:
-    config: resolved.
-    task: the task that the run ends on.
+    config: the resolved config.
+    task: the task of the last phase.
     early: the tasks of earlier phases, by phase.
   """
   fingerprints = {
@@ -106,13 +106,13 @@ def check_identity(
   Returns:
     One line for each changed key that may change.
   Raises:
-    UserError: the run's data are of another edition, or keys changed that may not; all of them are
-      listed.
+    UserError: the run's data are of another edition, or keys have changed that may not; the message
+      lists all of them.
   """
-  current = json.loads(json.dumps(current))  # where tuples are lists
+  current = json.loads(json.dumps(current))  # tuples become lists, as in the saved one
   before = config_lib.flatten(redact_config(saved))
   now = config_lib.flatten(redact_config(current))
-  edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
+  edition = now.get(f"fingerprints.{_EDITION}")  # None if only models are compared
   saved_edition = before.get(f"fingerprints.{_EDITION}", 1)
   if edition is not None and saved_edition != edition:
     raise UserError(
@@ -199,9 +199,9 @@ def lock_workdir(workdir) -> Lock | Lease:
 
 @contextlib.contextmanager
 def remove_if_refused(address: str) -> Iterator[None]:
-  """Remove a local workdir that this start made, if the start is refused before a run begins.
+  """Remove a local workdir that this start created, if the start is refused before a run begins.
 
-  Data that it has prepared there stay: the next start reads them.
+  Data that it has prepared there are kept: the next start reads them.
   """
   missing = []
   if not is_remote(address):
@@ -261,7 +261,7 @@ def first_start_time(rows: Rows) -> float:
 
 
 def find_saved_step(rows: Rows) -> int | None:
-  """Return a step after 0 that was saved since the run began anew; None if none is known."""
+  """Return a saved step after 0, since the run last started from step 0; None if none is known."""
   step = None
   for row in rows:
     if _integer_or_none(row.get("from_step")) == 0 and _integer_or_none(row.get("step")) == 0:

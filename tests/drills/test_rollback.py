@@ -43,7 +43,7 @@ def test_a_rollback_ends_with_the_same_bits_however_often_it_is_killed(tmp_path)
   options = {"cache": tmp_path / "compiled"}
   for name in ("uninterrupted", "repeated"):
     output = run_to_end(train_on_poisoned_batch(tmp_path / name), **options)
-    assert "back to step 9, and on with the batches of step 16" in output, output
+    assert "back to step 9, continuing with the batches of step 16" in output, output
 
   files = ("12.rolled_back", "metrics.jsonl", "12.rolled_back", "report.html")
   for number, file in enumerate(files):

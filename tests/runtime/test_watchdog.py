@@ -59,7 +59,7 @@ def test_beats_and_leaving_keep_the_watchdog_quiet():
 
 
 def test_goodput_is_the_share_of_steps_in_the_time_since_the_first_start():
-  goodput = Goodput(began=time.time() - 100, spent=20)
+  goodput = Goodput(start_time=time.time() - 100, step_seconds=20)
   assert goodput.add(5) == pytest.approx(0.25, rel=0.1)
   assert goodput.add(1e6) == 1.0
 

@@ -115,7 +115,7 @@ def test_run_stops_before_saving_a_nan_and_can_skip_the_batch(tmp_path, capsys):
 def test_rollback_returns_to_a_checkpoint_and_continues_with_later_batches(tmp_path, capsys):
   code, batch_numbers = train_on_poisoned_data(tmp_path, *ROLLBACK)
   assert code == 0
-  assert "back to step 2, and on with the batches of step 6" in capsys.readouterr().out
+  assert "back to step 2, continuing with the batches of step 6" in capsys.readouterr().out
   assert batch_numbers == [*range(6), *range(5, 13)]
   assert [s for s, _ in losses(tmp_path)] == list(range(1, TOTAL_STEPS + 1))
   assert all(x is not None for _, x in losses(tmp_path))

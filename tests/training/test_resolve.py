@@ -104,7 +104,7 @@ def test_config_saved_before_a_key_existed_gets_its_default(capsys):
   del older["recompute_every"], older["selection"]
   assert config_lib.restore(older, ["seed=3"], "w/config.json").to_dict() == saved | {"seed": 3}
   assert capsys.readouterr().out.startswith(
-    'w/config.json: written before there were {"recompute_every": 0, "sel'
+    'w/config.json: written before these keys were added: {"recompute_every": 0, "sel'
   )
   with refuses("w/config.json", "key 'task' is missing; the file is damaged"):
     config_lib.restore({"model": {}}, [], "w/config.json")

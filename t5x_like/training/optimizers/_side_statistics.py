@@ -36,7 +36,7 @@ def update_each(
   Args:
     update_param: (gradient, the parameter's value in each column) -> (update, its new values).
     grads: the gradients by parameter.
-    columns: the fields of the optimizer's state that are by parameter.
+    columns: the fields of the optimizer's state that have a value for each parameter.
   Returns:
     The updates, and the new columns.
   """

@@ -1,10 +1,9 @@
 """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) as T5 uses it.
 
-It is arranged so that every pass over a gradient only reads it. The arithmetic and the state equal
-`optax.adafactor`'s. optax computes the squared gradient once and averages it along rows and along
-columns; XLA on CPU then writes the square (and those of the clipped update and the parameter) to
-memory, and the update of T5-1.1-small takes more than twice as long
-(docs/reference/performance.md).
+The arithmetic and the state equal `optax.adafactor`'s, but each pass over a gradient only reads it.
+optax computes the squared gradient once and averages it along rows and along columns. XLA on CPU
+then writes this square, and the squares of the clipped update and of the parameter, to memory, and
+the update of T5-1.1-small takes more than twice as long (docs/reference/performance.md).
 """
 
 import dataclasses
@@ -21,10 +20,11 @@ from t5x_like.training.optimizer import OptimizerArguments
 
 _MIN_FACTORED = 128  # a matrix with a smaller second-largest side keeps a full second moment
 _EPSILON = 1e-30  # added to squared gradients
-# columns above which XLA on CPU takes 15 times as long as necessary for sums over all rows
+# With more columns, XLA on CPU takes 15 times as long as necessary for sums over all rows, which
+# are therefore summed `_ROWS` at a time.
 _WIDE = 16_384
-_ROWS = 8  # summed at once instead
-_MIN_SCALE = 1e-3  # of a parameter, so that zeros can grow
+_ROWS = 8
+_MIN_SCALE = 1e-3  # the least root mean square of a parameter, so that zeros can grow
 
 
 def reread(tree):
@@ -44,7 +44,7 @@ class Arguments(OptimizerArguments):
     decay_rate: the second moment of update t (from 1) decays by `1 - t**-decay_rate`.
     clipping_threshold: root mean square above which an update is scaled down.
     multiply_by_parameter_scale: step sizes are relative to the root mean square of the parameter.
-    weight_decay: share of every parameter that a step takes away, whatever the rate.
+    weight_decay: share of every parameter that a step subtracts, independent of the rate.
   """
 
   decay_rate: PositiveFloat = 0.8
@@ -138,5 +138,5 @@ def _mean_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
   `jax.numpy`'s functions would be traced anew for each shape.
   """
-  # beyond int32
+  # As a product of floats, the number of elements may exceed int32.
   return jax.lax.reduce_sum(jax.lax.square(x), axes) / math.prod(float(x.shape[a]) for a in axes)

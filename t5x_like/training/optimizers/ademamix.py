@@ -13,8 +13,8 @@ from t5x_like.training.optimizer import MatrixDecay, Moments, at_rate
 class Arguments(MatrixDecay):
   """The arguments of AdEMAMix, which adds the slow average to the fast one before the division.
 
-  Over the first `warmup_steps`, usually the whole run, alpha grows from 0 and the half-life of b3
-  from that of b1, both linearly from update 1 on. Decays matrices only.
+  Over the first `warmup_steps`, usually the whole run, alpha grows linearly from 0, and the
+  half-life of b3 from the half-life of b1, both from update 1 on. Only matrices decay.
 
   Attributes:
     b1, b2: decays of the averages of gradients and of their squares.

@@ -12,11 +12,11 @@ from t5x_like.training.optimizer import MatrixDecay, Moments, at_rate
 class Arguments(MatrixDecay):
   """The arguments of Lion.
 
-  Rates are 3 to 10 times smaller than AdamW's, and `weight_decay`, of matrices only, is as much
-  larger.
+  Only matrices decay. Suitable rates are 3 to 10 times smaller than AdamW's, and values of
+  `weight_decay` as many times larger.
 
   Attributes:
-    b1: weight of the average in the direction of a step; the new gradient has the rest.
+    b1: weight of the average in the direction of a step; the new gradient has the weight 1 - b1.
     b2: decay of the average of gradients.
     mu_dtype: the dtype of the average of gradients.
   """

@@ -58,10 +58,7 @@ def _rule_names(named: Named) -> dict[str, str]:
 
 
 def _is_hidden(name: str, x: jax.Array) -> bool:
-  """Return whether a parameter is a matrix between activations of a block.
-
-  An array of such a matrix for each expert counts too.
-  """
+  """Return whether a parameter is a matrix within a block, or holds one for each expert."""
   if "blocks/" not in name or "/position/" in name:
     return False
   return x.ndim == 2 or (x.ndim == 3 and name.rpartition("/")[2] in ("gate", "wi", "wo"))

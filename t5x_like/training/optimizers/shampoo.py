@@ -11,14 +11,14 @@ from t5x_like.slots import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
 from t5x_like.training.optimizer import MatrixDecay, at_rate
 from t5x_like.training.optimizers._side_statistics import update_each, zero_statistics
 
-_TINY = 1e-30  # a bound of norms and eigenvalues, for gradients that are zero
+_TINY = 1e-30  # the least norm or eigenvalue to divide by, for gradients that are zero
 
 
 class ScaleByShampooState(NamedTuple):
   """State of Shampoo, by parameter.
 
   Attributes:
-    count: int32 scalar, the gradients seen.
+    count: int32 scalar, the number of updates.
     mu, nu: Adam's moments by parameter.
     left, right: averages of `G G^T` and `G^T G`, float32 [D, D], by matrix; empty for a side that
       has none.
@@ -42,13 +42,13 @@ class Arguments(MatrixDecay):
   al. 2023 (arXiv:2309.06497, sections 2 and 3), statistics are averages of decay `b2`, the mean
   gradient is preconditioned, by `L^-1/4 M R^-1/4`, and the result has the norm of Adam's update
   ("grafting", Anil et al. 2020). If a side is left out, the other's exponent is -1/2. Statistics
-  take D^2 values for each side. Kernels of experts have three axes, so they get Adam. Decays
-  matrices only.
+  take D^2 values for each side. Kernels of experts have three axes, so they get Adam. Only matrices
+  decay.
 
   Attributes:
     b1, b2: decays of the averages of gradients and of their squares.
     eps: added to the root of Adam's average of squares.
-    ridge: share of the largest eigenvalue that is added to all before a root.
+    ridge: share of the largest eigenvalue that is added to all eigenvalues before the root.
     every: number of steps from one computation of the roots to the next.
     widest: a side longer than this is left out.
   """
@@ -110,7 +110,7 @@ def _scale_by_shampoo(b1: float, b2: float, eps: float, ridge: float, every: int
 
 
 def _root(x: jax.Array, ridge: float, power: float) -> jax.Array:
-  """Return `x^-power` of a symmetric matrix, `ridge` times its largest eigenvalue added to all."""
+  """Return `(x + ridge * largest eigenvalue * I)^-power` of a symmetric matrix."""
   values, vectors = jnp.linalg.eigh(x)
   largest = jnp.maximum(values[-1], _TINY)
   return (vectors * (jnp.maximum(values, 0.0) + ridge * largest) ** -power) @ vectors.T

@@ -16,8 +16,8 @@ class ScaleBySoapState(NamedTuple):
   """State of SOAP, by parameter.
 
   Attributes:
-    count: int32 scalar, the gradients seen.
-    mu, nu: moments by parameter; those of a matrix's second moment are in its basis.
+    count: int32 scalar, the number of updates.
+    mu, nu: moments by parameter; a matrix's second moment is in its eigenbasis.
     left, right: averages of `G G^T` and `G^T G`, float32 [D, D], by matrix; empty for a side that
       is not rotated.
     left_basis, right_basis: their eigenvectors, in columns.
@@ -38,7 +38,7 @@ class Arguments(MatrixDecay):
 
   The basis is renewed by a power iteration and a QR decomposition. The first gradient only
   initialises the basis, as in the authors' code. Statistics take D^2 values for each side. Kernels
-  of experts have three axes, so they get Adam. Decays matrices only.
+  of experts have three axes, so they get Adam. Only matrices decay.
 
   Attributes:
     b1, b2: decays of the averages of gradients and of their squares.
@@ -69,7 +69,8 @@ def _scale_by_soap(
   def update(grads, state, params=None, **_):
     is_first = state.count == 0
     renews_bases = state.count % every == 0
-    steps = jnp.maximum(state.count, 1).astype(jnp.float32)  # updates made, with this one
+    # The first update changes no parameter, so the second one counts as the first.
+    steps = jnp.maximum(state.count, 1).astype(jnp.float32)
     bias1 = 1 - b1**steps
     bias2 = 1 - b2**steps
 
@@ -88,7 +89,7 @@ def _scale_by_soap(
       step = _rotate(new_mu, left_basis, right_basis) / bias1
       step = step / (jnp.sqrt(new_nu / bias2) + eps)
       step = _rotate_back(step, left_basis, right_basis)
-      # the first update only begins the statistics
+      # The first update only initialises the statistics.
       step = jnp.where(is_first, 0.0, step)
       mu = jnp.where(is_first, mu, new_mu)
       nu = jnp.where(is_first, nu, new_nu)

@@ -14,8 +14,8 @@ from t5x_like.training.optimizer import Decay, at_rate
 class Arguments(Decay):
   """The arguments of StableAdamW.
 
-  The rate of each tensor is divided by the root mean square of `g / max(sqrt(v), eps)` where that
-  exceeds 1; the decay too, as it is times the rate.
+  The rate of each tensor is divided by the root mean square of `g / max(sqrt(v), eps)` if that
+  exceeds 1. So is the decay, which is multiplied by the rate.
 
   Attributes:
     b1, b2: decays of the averages of gradients and of their squares.

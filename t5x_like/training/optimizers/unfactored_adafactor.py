@@ -18,7 +18,7 @@ class Arguments(OptimizerArguments):
     momentum: decay of the average of updates.
     clipping_threshold: root mean square above which an update is scaled down, as in `adafactor`;
       None for no clipping.
-    decay_power: a step takes the share `rate**decay_power` away from matrices; None for none.
+    decay_power: a step subtracts the share `rate**decay_power` of each matrix; None for none.
   """
 
   decay_rate: PositiveFloat = 0.8
