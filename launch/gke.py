@@ -263,16 +263,16 @@ def state(name: str, shell: Shell) -> tuple[str | None, str]:
 
   The state is Completed, Failed or Running, None without a JobSet, and `_UNKNOWN` in a dry run.
   """
-  done = shell.run(
+  result = shell.run(
     ["kubectl", "get", _KIND, name, "--ignore-not-found", "--output=json"], is_query=True
   )
   if shell.dry_run:
     return _UNKNOWN, ""
-  if done.returncode:
-    raise _failure("get", done.stderr)
-  if not done.stdout.strip():
+  if result.returncode:
+    raise _failure("get", result.stderr)
+  if not result.stdout.strip():
     return None, ""
-  status = parse_answer(done, dict, "kubectl get").get("status") or {}
+  status = parse_answer(result, dict, "kubectl get").get("status") or {}
   for condition in status.get("conditions") or []:
     if condition.get("status") == "True" and condition.get("type") in ("Completed", "Failed"):
       return condition["type"], last_line(str(condition.get("message", "")))
@@ -281,13 +281,15 @@ def state(name: str, shell: Shell) -> tuple[str | None, str]:
 
 def waiting_reasons(name: str, shell: Shell) -> list[str]:
   """Return why pods of a JobSet do not run: each reason once, with the number of its pods."""
-  done = shell.run(["kubectl", "get", "pods", _pod_selector(name), "--output=json"], is_query=True)
+  result = shell.run(
+    ["kubectl", "get", "pods", _pod_selector(name), "--output=json"], is_query=True
+  )
   if shell.dry_run:
     return []
-  if done.returncode:
-    raise _failure("get pods", done.stderr)
+  if result.returncode:
+    raise _failure("get pods", result.stderr)
   counts: dict[str, int] = {}
-  for pod in parse_answer(done, dict, "kubectl get pods").get("items") or []:
+  for pod in parse_answer(result, dict, "kubectl get pods").get("items") or []:
     reason = _waiting_reason(pod.get("status") or {})
     if reason:
       counts[reason] = counts.get(reason, 0) + 1
@@ -324,9 +326,9 @@ def start(job: Job, args, shell: Shell) -> int:
   jobset = manifest(job, args)
   if shell.dry_run:
     print(json.dumps(redact_tree(jobset), indent=2))
-  done = shell.run(["kubectl", "apply", "--filename=-"], text=json.dumps(jobset, indent=2))
-  if done.returncode:
-    raise _failure("apply", done.stderr)
+  result = shell.run(["kubectl", "apply", "--filename=-"], text=json.dumps(jobset, indent=2))
+  if result.returncode:
+    raise _failure("apply", result.stderr)
   if shell.dry_run:
     log(f"{job.name}: nothing was run")
     return 0
@@ -348,11 +350,11 @@ def start(job: Job, args, shell: Shell) -> int:
 def stop(name: str, args, shell: Shell) -> None:
   """Delete the JobSet and wait until its pods have saved and ended."""
   seconds = args.grace_seconds + _STOP_SECONDS
-  done = shell.run(
+  result = shell.run(
     ["kubectl", "delete", _KIND, name, "--ignore-not-found", "--wait=true"], seconds=seconds
   )
-  if done.returncode:
-    raise _failure("delete", done.stderr)
+  if result.returncode:
+    raise _failure("delete", result.stderr)
 
 
 def check_host_directory(path: str) -> None:

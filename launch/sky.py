@@ -1,15 +1,16 @@
 """Train on any cloud that SkyPilot reaches, as a managed job.
 
-SkyPilot finds a machine, and another one when that is preempted.
+SkyPilot finds machines in a cloud, and replaces them when they are preempted.
 
   python launch/sky.py start --accelerators=tpu-v5litepod-16 --spot -- \\
     python -m t5x_like.train --config=configs/t5/base.py --workdir=gs://bucket/t5_base
 
 `start` runs `sky jobs launch` with a generated task; --dry_run prints the task. After preemptions,
 signals and faults of network and disk, SkyPilot runs the same command again, which continues the
-run. After other errors it does so up to `--restarts` times. SkyPilot has one limit for all of these
-errors, also for those that another start cannot cure. `status`, `logs` and `stop` take the same
-flags. Secrets are named by --secret=NAME, read from this environment and never printed.
+run. After other errors it does so up to `--restarts` times. SkyPilot cannot tell errors that a
+restart may fix from mistakes in the command, so this limit counts both. `status`, `logs` and `stop`
+take the same flags. Secrets are named by --secret=NAME, read from this environment and never
+printed.
 
 SkyPilot deletes a job's machines when the job ends or is stopped. With the first job it creates a
 jobs controller, a small machine that remains and is billed: `sky status` lists it, `sky down`
@@ -31,8 +32,8 @@ from launch.commands import Job, Shell, last_line, log, parse_answer
 from launch.spending import Chips
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, handle_errors
 
-# Exit codes after which SkyPilot always restarts. The last two are those of signals before the
-# first step.
+# Exit codes after which SkyPilot always restarts. SIGINT and SIGTERM before the first step give 130
+# and 143.
 _RESTARTED_CODES = (EXIT_TRANSIENT, EXIT_PREEMPTED, 130, 143)
 _LAUNCH_SECONDS = 1800.0  # the first job waits for the controller's machine
 _GRACE_SECONDS = 600.0
@@ -104,12 +105,12 @@ def _chips(args) -> Chips:
 
 def state(name: str, shell: Shell) -> str | None:
   """Return the state of the newest managed job of this name, such as RUNNING."""
-  done = shell.run(["sky", "jobs", "queue", "--output=json"], is_query=True)
-  if done.returncode:
-    raise _failure("jobs queue", done.stderr)
-  if not done.stdout.strip():
+  result = shell.run(["sky", "jobs", "queue", "--output=json"], is_query=True)
+  if result.returncode:
+    raise _failure("jobs queue", result.stderr)
+  if not result.stdout.strip():
     return None
-  jobs = parse_answer(done, list, "sky jobs queue")
+  jobs = parse_answer(result, list, "sky jobs queue")
   rows = [row for row in jobs if isinstance(row, dict) and row.get("job_name") == name]
   newest = max(rows, key=lambda row: row.get("job_id", 0), default={})
   return newest.get("status")
@@ -136,9 +137,9 @@ def start(job: Job, args, shell: Shell) -> int:
       *secrets,
       str(path),
     ]
-    done = shell.run(command, seconds=_LAUNCH_SECONDS)
-  if done.returncode:
-    raise _failure("jobs launch", done.stderr)
+    result = shell.run(command, seconds=_LAUNCH_SECONDS)
+  if result.returncode:
+    raise _failure("jobs launch", result.stderr)
   log(
     f"{job.name} is submitted to SkyPilot, which deletes its machines when it ends; the jobs "
     "controller remains: sky status"
@@ -204,9 +205,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
   if args.action == "logs":
     return shell.stream(["sky", "jobs", "logs", f"--name={job.name}", "--no-follow"])
-  done = shell.run(["sky", "jobs", "cancel", f"--name={job.name}", "--yes"])
-  if done.returncode:
-    raise _failure("jobs cancel", done.stderr)
+  result = shell.run(["sky", "jobs", "cancel", f"--name={job.name}", "--yes"])
+  if result.returncode:
+    raise _failure("jobs cancel", result.stderr)
   return 0
 
 

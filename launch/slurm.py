@@ -193,10 +193,10 @@ def _directive(option: str) -> str:
 def list_jobs(names: list[str], shell: Shell) -> list[tuple[str, str]]:
   """Return (number, state) of the jobs of these names that have not ended."""
   name_flag = f"--name={','.join(names)}"
-  done = shell.run(["squeue", "--me", name_flag, "--noheader", "--format=%i %T"], is_query=True)
-  if done.returncode:
-    raise _failure("squeue", done.stderr)
-  rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
+  result = shell.run(["squeue", "--me", name_flag, "--noheader", "--format=%i %T"], is_query=True)
+  if result.returncode:
+    raise _failure("squeue", result.stderr)
+  rows = [line.split() for line in result.stdout.splitlines() if line.strip()]
   for row in rows:
     if len(row) != 2 or not re.fullmatch(r"\d[\w\[\]+-]*", row[0]):
       raise TransientError(
@@ -254,10 +254,10 @@ def _prepare_folder(job: Job, shell: Shell) -> pathlib.Path:
 
 def _submit(name: str, path: pathlib.Path, shell: Shell) -> None:
   """Submit a batch script."""
-  done = shell.run(["sbatch", "--parsable", str(path)])
-  if done.returncode:
-    raise _failure("sbatch", done.stderr)
-  log(f"{name} is job {done.stdout.strip() or 'N'}")
+  result = shell.run(["sbatch", "--parsable", str(path)])
+  if result.returncode:
+    raise _failure("sbatch", result.stderr)
+  log(f"{name} is job {result.stdout.strip() or 'N'}")
 
 
 _USER_ERROR = re.compile(
@@ -364,9 +364,9 @@ def stop(job: Job, args, shell: Shell) -> None:
       command = ["scancel", "--signal=TERM", number]  # the run saves for as long as it takes
       if not shell.dry_run:
         (pathlib.Path(job.workdir) / _STOP).touch()
-    done = shell.run(command)
-    if done.returncode:
-      raise _failure("scancel", done.stderr)
+    result = shell.run(command)
+    if result.returncode:
+      raise _failure("scancel", result.stderr)
   log(f"{job.name}: {'signalled to save and end' if jobs else 'not queued'}")
 
 

@@ -37,7 +37,7 @@ def resolve_model(slot: str, values: ConfigDict, platform: str | None) -> Config
     values: the values from the recipe and flags.
     platform: the platform for which `auto` chooses dtype and layers; None is this process's.
   Raises:
-    UserError: naming the key, the value and the expectation.
+    UserError: a key or a value is wrong.
   """
   model_class = slots.find(f"config.{slot}.name", values.get("name"), t5x_like.models, "Model")
   name, arguments = slots.name_and_arguments(f"config.{slot}", values)
@@ -76,7 +76,7 @@ def build_model(config: ConfigDict) -> nnx.Module:
 
 
 def model_constructor(config: ConfigDict) -> Callable[[jax.Array], nnx.Module]:
-  """Return the function that makes the model of a resolved config from a key.
+  """Return the function that makes the model of a resolved config from a random key.
 
   The model has adapters where the tuning needs them, and a reference model and further heads where
   the objective does.

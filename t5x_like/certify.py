@@ -4,17 +4,17 @@ python -m t5x_like.certify --workdir=runs/base [--steps=N|all] [--replay=N|all]
 python -m t5x_like.certify --workdir=runs/base --against=runs/repeated
 
 Every run writes certificate.jsonl, a chain of hashes with a record of each step. This command
-checks that it is one history without gap or fork; that config.json, metrics.jsonl and every tensor
-of the kept checkpoints are the recorded ones; and that batches are those which config, data and
-seed give: --steps of them, made again from the store. --replay computes steps again from kept
-checkpoints: with equal bits where devices and versions are those of the run, otherwise with losses
-within a bound. It needs none of the run's accelerators. --against finds the first step at which two
-runs differ, and in what. --config.KEY=VALUE names another place of the data, such as
---config.task.store=DIR.
+checks that the chain is one history without gap or fork; that config.json, metrics.jsonl and every
+tensor of the kept checkpoints match their records; and that the batches follow from config, data
+and seed, for which it makes --steps of them again from the store. --replay computes steps again
+from kept checkpoints. On the devices and versions of the run, all bits must be equal; elsewhere,
+losses must agree within a bound. The run's accelerators are not needed. --against finds the first
+step at which two runs differ, and the difference. --config.KEY=VALUE names another location of the
+data, such as --config.task.store=DIR.
 
-Exit codes: 0 it holds (or the runs agree), 7 it does not, and one line on stderr names the first
-wrong step and what is wrong: chain, config, data, code, state or metrics; 2 an error that one line
-on stderr explains. See docs/how-to/certify-a-run.md.
+Exit codes: 0 the certificate holds (or the runs agree); 7 it does not, and one line on stderr names
+the first wrong step and the kind of fault: chain, config, data, code, state or metrics; 2 an error
+that one line on stderr explains. See docs/how-to/certify-a-run.md.
 """
 
 import argparse

@@ -95,7 +95,7 @@ _FLAGS = (
 def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(argv, __doc__, *_FLAGS, config_required=False)
   if overrides or args.config:
-    raise UserError("--config: a saved model is used as it is; leave it out")
+    raise UserError("--config: chat uses a saved model without changes; leave the flag out")
   if not 0 <= args.temperature <= 1e3:
     raise UserError(f"--temperature={args.temperature}: expected 0 to 1000")
 
@@ -126,7 +126,7 @@ def _open_talk(args: argparse.Namespace):
     if getattr(args, name) is not None:
       options[name] = getattr(args, name)
   model = library.open_model(args.workdir, recipe=None, overrides=(), step=args.step, batch_size=1)
-  # nothing is written beside a published model of one file
+  # Nothing is written next to a published model that is a single file.
   has_directory = not hub.is_hub_name(args.workdir) and not is_gguf(args.workdir)
   compile_cache.enable(args.workdir if has_directory else f"hf://{args.workdir}")
   return model.talk(template=args.template, context=args.context, seed=args.seed, **options)

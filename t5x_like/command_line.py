@@ -101,12 +101,12 @@ class Parser(argparse.ArgumentParser):
     if opens_runs:
       help_text = (
         "import the functions (module:function) that saved files name; only for runs whose "
-        "makers you trust"
+        "authors you trust"
       )
       self.add_argument(trust.FLAG, action="store_true", help=help_text)
 
   def parse_known_args(self, args=None, namespace=None):
-    # flags may open what they name while they are parsed
+    # The type of a flag may open its value while it is parsed.
     trust.begin_command(sys.argv[1:] if args is None else list(args))
     flags, remaining = super().parse_known_args(args, namespace)
     values = [argument.partition("=")[2] for argument in remaining]
@@ -164,15 +164,15 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
   wait minutes for the others, which wait for this one in a collective; after a hard exit they fail
   too, and the launcher can act.
   """
-  for stream in (sys.stdout, sys.stderr):  # Latin-1 and the like lack dashes and most letters
+  for stream in (sys.stdout, sys.stderr):  # encodings such as Latin-1 lack many characters
     if isinstance(stream, io.TextIOWrapper):
       stream.reconfigure(errors="backslashreplace")
-  # imports and traces leave millions of objects, but little garbage
+  # Imports and traces create millions of objects, but little garbage.
   gc.set_threshold(100_000, 20, 20)
   streams.protect_streams()
   try:
     code = main(sys.argv[1:])
-  except KeyboardInterrupt:  # outside the training loop, which saves and stops by itself
+  except KeyboardInterrupt:  # outside the training loop, which handles the signal itself
     print("interrupted", file=sys.stderr)
     code = _INTERRUPTED
   except Exception as error:

@@ -25,14 +25,14 @@ class Corpus:
   Any task on running text takes these arguments.
 
   Attributes:
-    source: the documents' origin, `FORMAT:REST`; see `corpora/sources/__init__.py`.
+    source: the origin of the documents, `FORMAT:REST`; see `corpora/sources/__init__.py`.
     vocabulary: a vocabulary's directory, a SentencePiece model, a `tokenizer.json`, or `bytes`.
     text_field: the field that holds a document's text.
     data_dir: the directory of prepared TensorFlow datasets, which may still be empty.
     clean: comma-separated cleaning steps; see `tools.prepare_data`.
     validation_fraction: the share of documents left out of train if the source has no validation
       split.
-    cache: the directory for the new store; None uses `data.cache_directory()`.
+    cache: the directory for the new store; None is `data.cache_directory()`.
   """
 
   source: str
@@ -94,11 +94,11 @@ def _slot(**values: Any) -> Any:
 class Recipe:
   """The top-level keys of a recipe, with their types and defaults.
 
-  A key added later has a default that leaves earlier recipes unchanged.
+  Keys may be added, with defaults that leave existing recipes unchanged.
   """
 
-  model: dict = _slot()  # name: a module of models/; the rest are arguments of its Model
-  task: dict = _slot()  # name: a module of data/tasks/; the others are fields of its Arguments
+  model: dict = _slot()  # name: a module of models/; other keys are arguments of its Model
+  task: dict = _slot()  # name: a module of data/tasks/; other keys are fields of its Arguments
   # by name, a `Phase`: earlier steps on another length, batch size or corpus
   phases: dict = _slot()
   init: dict = _slot()  # an `Init`: another run to start from
@@ -112,7 +112,7 @@ class Recipe:
   batch_size: slots.PositiveInt = 128
   accumulation_steps: slots.PositiveInt = 1
   total_steps: slots.PositiveInt | None = 1000  # None for `epochs` of the training examples
-  # passes over the training examples, where `total_steps` is None
+  # passes over the training examples, if `total_steps` is None
   epochs: slots.PositiveFloat = 3.0
   seed: int = 0
   # name: a module of training/optimizers; also `OptimizerMemory`
@@ -172,8 +172,9 @@ class Export:
     every: a multiple of `checkpoint.every`; the last step is exported too. None is each of them.
     format: a module of `saved_model/exports`: `hf` is a Hugging Face directory, `gguf` a file for
       llama.cpp.
-    dtype: of the tensors; None is float32 for `hf`, float16 for `gguf`, which also has `q8_0`.
-    directory: a local directory; None is `exports` in the workdir. An export is named as its step.
+    dtype: the type of the tensors; None is float32 for `hf`, float16 for `gguf`, which also has
+      `q8_0`.
+    directory: a local directory; None is `exports` in the workdir. An export's name is its step.
   """
 
   every: slots.PositiveInt | None = None
@@ -184,7 +185,7 @@ class Export:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerMemory:
-  """The keys of `config.optimizer` in addition to the optimizer's own."""
+  """The keys of `config.optimizer` that every optimizer has, about its state and averages."""
 
   offload: bool = False  # keeps the optimizer's arrays in the hosts' memory
   ema: slots.Rate = 0.0  # decay of a moving average of the weights; 0 for none
@@ -204,7 +205,7 @@ class Init:
       taken.
     inherit: whether to take the architecture and the vocabulary; False in a resolved config, which
       states them.
-    layers: how many of a stack's first layers are loaded (Radford et al. 2018, figure 2); None is
+    layers: the number of a stack's first layers to load (Radford et al. 2018, figure 2); None loads
       all.
   """
 
@@ -220,7 +221,8 @@ class Teacher:
   """`config.teacher`: the run to distil; see `training/warm_start.py`.
 
   Attributes:
-    workdir: the run's; `random` is a teacher with random weights, for two steps of `:debug`.
+    workdir: the directory of the run; `random` is a teacher with random weights, for two steps of
+      `:debug`.
     step: its checkpoint; None is the newest.
     model: its `config.model`, so that a recipe can be planned before there is a teacher.
     inherit: whether to take the model from the run; False in a resolved config, which states it.
@@ -238,8 +240,9 @@ class Selection:
 
   Attributes:
     metric: its name in `metrics.jsonl`.
-    goal: whether more or less of it is better.
-    patience: evaluations without a better one after which training stops; None never stops it.
+    goal: whether higher or lower values are better.
+    patience: training stops after this many evaluations without a better value; None never stops
+      it.
   """
 
   metric: str
@@ -269,7 +272,7 @@ class Instance:
   Attributes:
     name: the evaluator.
     task: changes to `config.task`.
-    split: the split to evaluate on; None is the run's.
+    split: the split to evaluate on; None is `config.eval_split`.
   """
 
   name: str
@@ -307,7 +310,8 @@ def phases_in_order(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], 
     phase = Phase(**slots.fill(f"config.phases.{name}", values, Phase))
     if phase.until in phases_by_end:
       raise UserError(
-        f"config.phases.{name}.until: found {phase.until} twice, expected another for every phase"
+        f"config.phases.{name}.until: found {phase.until} twice, expected a different step for "
+        "every phase"
       )
     if "name" in phase.task:
       raise UserError(
@@ -342,7 +346,7 @@ def restore(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDi
       )
   if added:
     print(
-      f"{origin}: written before there were {json.dumps(added)}, these defaults, which change "
+      f"{origin}: written before these keys were added: {json.dumps(added)}; their defaults change "
       "nothing",
       flush=True,
     )
@@ -360,8 +364,8 @@ def check_keys(config: Any, origin) -> None:
   default_config = defaults()
   if not isinstance(config, ConfigDict) or not set(default_config) <= set(config):
     raise UserError(
-      f"{origin}: get_config gives a {type(config).__name__}, expected all of "
-      "config.defaults(), changed"
+      f"{origin}: get_config returns a {type(config).__name__}, expected the ConfigDict of "
+      "config.defaults() with changes"
     )
   _check_tree(config, origin, "config", ())
   for key in config:
@@ -397,7 +401,7 @@ def apply_overrides(config: ConfigDict, overrides: Sequence[str], origin) -> Con
 
 
 # Setting a key raises one of these if the key has a dot or is an attribute of dicts, such as
-# `__class__`, and if a whole number is beyond any float.
+# `__class__`, or if a whole number is too large for a float.
 _SETTING_ERRORS = (
   ValueError,
   OverflowError,
@@ -439,7 +443,7 @@ def _override(config: ConfigDict, text: str) -> None:
       other_arguments = {name: node[name] for name in node if name != last}
       _keep_keys(node, change_task(other_arguments, {last: value}))
     if key == "epochs":
-      config.total_steps = None  # of the two counts, the last one set applies
+      config.total_steps = None  # the last flag decides whether steps or epochs apply
 
 
 def _keep_keys(node: ConfigDict, keys: Container[str]) -> None:
@@ -481,7 +485,7 @@ def find_node(config: ConfigDict, key: str, flag: str) -> tuple[ConfigDict, str]
 
 
 def _suggest_key(key: str, config: ConfigDict) -> str:
-  """Return a suggestion for an unknown top-level key: the keys of slots with this name, if any."""
+  """Return a suggestion for an unknown top-level key: keys of slots with this name, if any."""
   candidates = []
   for slot, values in config.items():
     if isinstance(values, ConfigDict) and key in values:

@@ -26,12 +26,12 @@ EXIT_NUMERIC = 3
 EXIT_DAMAGE = 4
 EXIT_TRANSIENT = 69  # EX_UNAVAILABLE: launchers start the same command again
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the state was saved; run the same command again
-# Running the same command again would end the same way.
+# Launchers do not restart after these codes, as the same command would fail again.
 EXITS_NOT_RESTARTED = (EXIT_USER_ERROR, EXIT_NUMERIC, EXIT_DAMAGE)
 
 _T = TypeVar("_T")
 _RUN_AGAIN = "run the same command again"
-_WARNING_SECONDS = 30.0  # between two warnings of retries
+_WARNING_SECONDS = 30.0  # the least time between two warnings of retries
 _last_warning = -_WARNING_SECONDS  # time.monotonic() of the last warning
 _log = logging.getLogger("t5x_like")
 _MEMORY_PHRASES = (
@@ -108,10 +108,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-  """Return whether a retry may help.
+  """Return whether an error may disappear when the operation is repeated.
 
-  It may after errors of networks and disks, throttling, or the loss of another process. Lack of
-  memory, a full disk and missing permissions are not transient.
+  Errors of networks and disks, throttling and the loss of another process are transient. Lack of
+  memory, a full disk and missing permissions are not.
   """
   if exit_code(error) is not None:
     return error_class(error) is TransientError
@@ -121,12 +121,12 @@ def is_transient(error: BaseException) -> bool:
 def translate_error(
   error: Exception, address: str, operation: str, kind: ErrorKind | None = None
 ) -> Exception:
-  """Translate an object store's error to a class above, unless it has a class or is a bug.
+  """Translate an object store's error to a class of this module, unless it has one or is a bug.
 
   Args:
     address: the address of the object or directory.
     operation: the operation that failed: `read`, `listed`, `written` or `deleted`.
-    kind: the kind of the answer, if the caller knows better than the client.
+    kind: the kind of error, if the caller knows it; None derives it from the error.
   """
   if exit_code(error) is not None or is_out_of_memory(error):
     return error
@@ -162,8 +162,8 @@ def retry(
     target: the path or address, for the message.
     seconds: how long to keep trying; default: the environment's `T5X_LIKE_RETRY_SECONDS`, or 120.
   Raises:
-    TransientError, UserError: the call still failed with a transient error in the end; the variable
-      is no number.
+    TransientError: the last attempt failed with a transient error too.
+    UserError: the variable is no number.
   """
   variable = os.environ.get("T5X_LIKE_RETRY_SECONDS", "120")
   if not variable.replace(".", "", 1).isdecimal():
@@ -185,7 +185,7 @@ def retry(
     except Exception as error:
       if not is_transient(error):
         raise
-      failures = failures + 1
+      failures += 1
       reason = one_line(error)[:300]
       if time.monotonic() - start + wait > seconds:
         times = "once" if failures == 1 else f"{failures} times"
@@ -198,7 +198,7 @@ def retry(
 
 
 def _warn_of_retries(message: str) -> None:
-  """Log a warning, unless there was one a moment ago: a slow store fails many requests at once."""
+  """Log a warning, but at most every 30 s, as a slow store fails many requests at once."""
   global _last_warning
   if time.monotonic() - _last_warning > _WARNING_SECONDS:
     _last_warning = time.monotonic()
@@ -206,7 +206,7 @@ def _warn_of_retries(message: str) -> None:
 
 
 def error_class(error: BaseException) -> type[Exception] | None:
-  """Return the class of an error among the classes above; None for other errors.
+  """Return the class of this module that an error has; None for other errors.
 
   A UserError that was raised from a temporary fault of the operating system, such as EIO or ESTALE
   on a network disk, counts as a TransientError, whatever its message advises.
@@ -226,7 +226,7 @@ def error_class(error: BaseException) -> type[Exception] | None:
 
 
 def exit_code(error: BaseException) -> int | None:
-  """Return the exit code of an error of a class above; None for other errors."""
+  """Return the exit code of an error of a class of this module; None for other errors."""
   class_of_error = error_class(error)
   return None if class_of_error is None else _EXITS[class_of_error][1]
 
@@ -234,13 +234,13 @@ def exit_code(error: BaseException) -> int | None:
 def handle_errors(
   main: Callable[..., int | None] | None = None, *, prints_results: bool = True
 ) -> Callable:
-  """Wrap a program's `main`: print an error of a class above as one line and return its exit code.
+  """Wrap a program's `main`: print its errors as one line each and return their exit codes.
 
-  Output that cannot be written ends no program. If its reader has closed a pipe, it is dropped
-  silently. Otherwise, as on a full disk, a line on stderr reports it.
+  Output that cannot be written does not end the program. If the reader of a pipe has closed it, the
+  output is dropped silently. Otherwise, as on a full disk, a line on stderr reports it.
 
   Args:
-    prints_results: whether the program fails if its output cannot be written; False where stdout is
+    prints_results: whether the program fails if its output cannot be written; False if stdout is
       only a log.
   """
   if main is None:

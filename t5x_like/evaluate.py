@@ -13,10 +13,10 @@ With --suite it fine-tunes the checkpoint, the newest or the one given by --step
 t5x_like/benchmarks/suites/NAME.py, of a file TASKS.toml or of module:SUITE
 (t5x_like/benchmarks/custom_suites.py), and prints one table. --data is a directory with the
 official files of the tasks, plain or compressed, or --data_dir has them as TensorFlow datasets.
---output also holds it as results.json, results.md and results.html, with files for the leaderboard
-unless --no_submission leaves the test sets alone. Each run is evaluated and saved --evaluations
-times at most. --config.KEY=VALUE then change the fine-tuning recipe. The same command continues a
-suite that was stopped. --suite=glue,tags,text makes one table of three suites, and
+The table is also written to --output as results.json, results.md and results.html, with predictions
+of the test sets for the leaderboard unless --no_submission is set. Each run is evaluated and saved
+at most --evaluations times. --config.KEY=VALUE then changes the fine-tuning recipe. The same
+command continues a suite that was stopped. --suite=glue,tags,text makes one table of three suites.
 --workdir=runs/bert,runs/t5 gives each task to the first run that can learn it. --compare=DIR adds
 the differences from another table of the same suites, such as one made --from_scratch, to all of
 these and, in a local workdir, to report.html. With a workdir at an address (gs://…), --output is
@@ -28,16 +28,16 @@ is a directory with their files; without it, the command prints which files and 
 --questions='lm_eval/*.jsonl.gz' does the same with files of yours (see python -m tools.few_shot).
 The model is the first run with a decoder or an encoder-decoder. Each question follows --shots
 examples. With --template=NAME, a decoder answers by a chat template; --template=published is the
-model's own. Every answer is saved in answers.jsonl of the output, so a command that was killed goes
-on and asks no question twice. --max_examples=200 evaluates on the first 200 examples of each split,
-and of each file of questions.
+model's own. Every answer is saved in answers.jsonl of the output, so a command that was killed
+continues without repeating a question. --max_examples=200 evaluates on the first 200 examples of
+each split, and of each file of questions.
 
 Every score has a 95 % interval by the bootstrap. --compare=DIR,DIR without --workdir prints the
-differences of two finished tables. --every=1000 evaluates every 1000th step beside a run, and draws
-the scores in its report.html.
+differences of two finished tables. --every=1000 evaluates every 1000th step during a run, in a
+process of its own, and draws the scores in its report.html.
 
 The workdir may also be a Hugging Face directory, a name of the Hub or a GGUF file, whose results go
-to a directory beside it. Without --suite and --questions it then needs --config=RECIPE with the
+to a directory next to it. Without --suite and --questions it then needs --config=RECIPE with the
 data.
 """
 
@@ -115,7 +115,7 @@ _FLAGS = (
     "--every",
     type=command_line.step_number,
     metavar="N",
-    help="the suite from every Nth step, while the run goes on; ends with the run",
+    help="the suite from every Nth step, while the run continues; ends with the run",
   ),
   flag(
     "--evaluations",
@@ -218,7 +218,7 @@ def _evaluate(args, overrides: list[str]) -> None:
   from t5x_like.training.evaluation import Evaluation
   from t5x_like.training.open_with_recipe import check_vocabulary, open_with_recipe
 
-  # results are written next to the model
+  # The results are written next to the model, so it must be a directory.
   if hub.is_hub_name(args.workdir):
     raise hub.missing_model_error(args.workdir, "--workdir")
   process.prepare()
@@ -294,7 +294,7 @@ def _check_flags(args) -> None:
     conflicting = [name for name in _FLAGS_AGAINST_STEPS if name in set_flags]
     if steps_flag in set_flags and conflicting:
       raise UserError(
-        f"{_spell_flags(conflicting)}: not with --{steps_flag}, which makes a table of its own; "
+        f"{_spell_flags(conflicting)}: not with --{steps_flag}, which makes its own table; "
         "leave out either"
       )
   if "steps" in set_flags and "every" in set_flags:
@@ -344,7 +344,7 @@ def _check_output(output: str | None, workdir: str) -> None:
 
 
 def _refuse_training_flags(args, overrides: list[str]) -> None:
-  """Raise UserError for a flag of learned suites where all suites are of questions."""
+  """Refuse flags of training if all suites are of questions."""
   unused = [name for name in _TRAINING_FLAGS if getattr(args, name)]
   spelled = [f"--{name}" for name in unused]
   spelled += [f"--config.{override.partition('=')[0]}" for override in overrides]
@@ -387,7 +387,7 @@ def _run_suites(args, overrides: list[str]) -> None:
   scratch_folder = "from_scratch" if args.from_scratch else ""
   directory = hub.results_directory(workdirs[0])
   output = pathlib.Path(args.output or f"{directory}/suites/{folder}/{scratch_folder}")
-  # Nothing is written into the Hub's cache of a published model, or beside a GGUF file.
+  # Nothing is written into the Hub's cache of a published model, or next to a GGUF file.
   is_published = hub.is_hub_name(addresses[0]) or is_gguf(addresses[0])
   process.log(compile_cache.enable(str(output) if is_published else workdirs[0]))
   options = suite.Options(

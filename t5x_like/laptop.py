@@ -19,9 +19,10 @@ from t5x_like.config import change_task, find_node
 from t5x_like.data import tasks
 from t5x_like.errors import UserError
 
-# The design of a tiny encoder. It predicts one token in seven from its neighbours. Learned
-# positions need thousands of steps to identify neighbours; rotary positions need none. BERT's
-# standard deviation of 0.02 suits a width of 768.
+# The design of a tiny encoder, which predicts one token in seven from its neighbours. Learned
+# positions need thousands of steps before they identify neighbours; rotary positions identify them
+# from the start. BERT's standard deviation of 0.02 suits its width of 768; a smaller width needs a
+# larger one.
 _ENCODER = {"init_stddev": 0.06, "position": "rope"}
 _STEPS = 400
 _WARMUP = 50
@@ -74,7 +75,7 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
 
 
 def drop_span_infilling(config: ConfigDict) -> None:
-  """Remove evaluators of spans, in place, if flags replaced the task by one without sentinels."""
+  """Remove evaluators of spans, in place, if the task of the flags has no sentinels."""
   task = config.task.get("shared", config.task)
   if _task_member(task.get("name"), "SENTINELS"):
     return
@@ -84,7 +85,7 @@ def drop_span_infilling(config: ConfigDict) -> None:
 
 
 def _shrink_model(config: ConfigDict, debug: bool) -> None:
-  """Change the model's size-dependent arguments to those of a tiny variant."""
+  """Change the model's arguments that depend on its size, in place, to suit a tiny variant."""
   has_images = "resolution" in config.task
   with config.model.unlocked(), config.model.ignore_type():
     config.model.remat = "none"
@@ -97,7 +98,7 @@ def _shrink_model(config: ConfigDict, debug: bool) -> None:
     if not has_images or "vocabulary" in config.task:
       config.model.vocab_size = "auto"
     if debug:
-      config.model.layers = "scan"  # compiles sooner
+      config.model.layers = "scan"  # compiles faster
     else:
       config.model.dropout = 0.0  # a few hundred steps do not overfit
 
@@ -127,8 +128,8 @@ def _shrink_evaluators(config: ConfigDict, debug: bool) -> None:
 def tiny_variant(family: str, variant: str) -> str:
   """Return the tiny size of a family, such as `t5-v1_1-tiny` for `mt5-base`.
 
-  Among the variants with "tiny" in their name, it is the variant whose design is most like the
-  design of `variant`.
+  Of the variants with "tiny" in their name, it is the one whose design has the most fields in
+  common with the design of `variant`.
 
   Raises:
     UserError: there is no such family or variant, or the family has no tiny size.
@@ -190,7 +191,7 @@ def _use_built_in_data(config: ConfigDict) -> None:
   if "parts" in task and _task_member(task.get("shared", {}).get("name"), "BUILT_IN"):
     task.parts = {label: {} for label in list(task.parts)[:2]}
     task = task.shared
-    _shorten(task, _DEBUG_LENGTH)  # by the lengths of its own kind
+    _shorten(task, _DEBUG_LENGTH)  # again: the parts' task has other keys than the mixture
   if config.teacher:
     config.teacher = _random_teacher(config)
   built_in = _task_member(task.name, "BUILT_IN")
@@ -206,7 +207,7 @@ def _use_built_in_data(config: ConfigDict) -> None:
 
 
 def _random_teacher(config: ConfigDict) -> dict[str, Any]:
-  """Return a `config.teacher` of random weights and tiny size, with the student's inputs."""
+  """Return a `config.teacher` of tiny size with random weights, for the student's inputs."""
   model = (config.teacher.get("model") or config.model).to_dict()
   model["variant"] = tiny_variant(model["name"], model["variant"])
   for key in ("resolution", "channels", "vocab_size"):

@@ -1,7 +1,6 @@
 """List the names and keys that a recipe can use, for `--help`, `--list` and the key reference.
 
-Names come from the folders, and arguments from the signatures: nothing is listed here a second
-time.
+Names come from the folders, and arguments from the signatures.
 """
 
 import dataclasses
@@ -59,12 +58,11 @@ class Key:
   """A key of a recipe.
 
   Attributes:
-    name: dotted, such as `schedule.learning_rate`; `NAME` stands for a name that the recipe
-      chooses.
-    kind: the values that it takes, in words.
-    default: as a recipe writes it; None if there is none, so that it must be given.
-    about: its comment in the source, or the empty string.
-    owners: the objects of the slot that take it; empty if all do.
+    name: dotted, such as `schedule.learning_rate`; `NAME` is a name that the recipe chooses.
+    kind: a description of the values that it takes.
+    default: the default in Python's syntax; None if the key is required.
+    about: its comment or description in the source, or the empty string.
+    owners: the names of the slot's objects that take it; empty if all do.
   """
 
   name: str
@@ -79,10 +77,10 @@ class Group:
   """The keys of one object or record.
 
   Attributes:
-    section: as in `Key.name`; empty for the top level.
+    section: the first parts of its keys' names, such as `schedule`; empty for the top level.
     name: the `name` that selects the object; empty for a record.
     about: the first sentence of its docstring.
-    keys: their names begin with the section.
+    keys: the keys of the section.
   """
 
   section: str
@@ -119,7 +117,7 @@ def first_sentence(described: Any) -> str:
 
 
 def keys() -> list[Key]:
-  """Return every key of a recipe, by its section."""
+  """Return every key of a recipe, section by section."""
   result = []
   comments = _comments(config_lib.Recipe)
   hints = typing.get_type_hints(config_lib.Recipe, include_extras=True)
@@ -274,7 +272,7 @@ def suggest_flag(flag: str) -> str:
     candidates = [key for key, last in last_parts.items() if nearest and nearest in (key, last)]
   if not candidates:
     return ""
-  # Keys without a name to choose, and of few parts, come first.
+  # Keys with few parts and without `NAME` come first.
   candidates.sort(key=lambda key: (".NAME." in key, key.count(".")))
   candidates = [key for key in candidates if ".NAME." not in key] or candidates
   flags = [f"--config.{key}{equals}{value}" for key in candidates[:2]]

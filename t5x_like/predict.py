@@ -5,7 +5,7 @@ python -m t5x_like.predict --workdir=runs/small --input=lines.txt --output=out.j
 Every line of the input is a text or, in a .jsonl file, an object with a text. The output has a JSON
 object for each line, in the same order: `input`, the prediction, and its `score`, the
 log-probability. A blank line is not given to the model; its object has an `error` instead, so that
-outputs line up with inputs. The prediction depends on the architecture:
+each output has the number of its input line. The prediction depends on the architecture:
 
 encoder-decoder: the target text; sentinels in the input are filled in too.
   Returns the <extra_id_0> of the array.
@@ -59,8 +59,8 @@ complete. The output must not be the input, nor a file of a workdir or a store. 
 which UTF-8 cannot encode, is written as the JSON escape \\udXXX; stderr reports the number of lines
 with surrogates.
 
-A sample depends only on the seed, the number of its text (blank lines do not count) and its own
-number, not on the batch size or the number of devices.
+A sample depends only on the seed, the number of the text (blank lines do not count) and the number
+of the sample, not on the batch size or the number of devices.
 """
 
 import contextlib
@@ -179,7 +179,7 @@ def _answer_inputs(args, overrides: list[str]) -> list[dict[str, Any]]:
   process.log(f"{args.workdir}: step {model.step}; {len(inputs)} {unit}")
   settings = [f"{name}={value}" for name, value in model.settings.items() if name not in options]
   if settings and not args.embed:
-    process.log(f"settings of the model, where no flag excludes them: {', '.join(settings)}")
+    process.log(f"settings of the model, unless a flag excludes them: {', '.join(settings)}")
   answers = texts.insert_blank_errors(inputs, answers)
   skipped = images.summarize_skipped(answers, unit)
   if skipped:
@@ -202,7 +202,9 @@ def _read_choices(model, path: str | None) -> list[str] | None:
       "choose from"
     )
   if not takes_texts and path is not None:
-    raise UserError(f"--texts={path}: the model is no model of images and texts, expected none")
+    raise UserError(
+      f"--texts={path}: the model is not a model of images and texts; leave the flag out"
+    )
   if not takes_texts:
     return None
   return [text for text in texts.read_texts(path, flag="--texts") if text is not None]

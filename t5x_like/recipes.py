@@ -66,7 +66,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
 def _report_failures(file: str) -> Iterator[None]:
   """Turn any exception of a recipe into a UserError.
 
-  It includes `SystemExit`, which would make an unstarted run look finished.
+  `SystemExit` too, with whose exit code a run that never started might seem finished.
   """
   try:
     yield

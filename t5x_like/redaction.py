@@ -20,7 +20,7 @@ _SECRET_PART = re.compile(rf"(?i)(?:\w*(?:{_LAST_PARTS})|{_WHOLE_PARTS})\d*")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 _QUOTED = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\"(?:(?!\\").)*\\"|\\."""  # \"…\": of a script in JSON
-# quoted and plain pieces in a row are one word of a shell
+# A shell joins adjacent quoted and plain pieces to one word.
 _SHELL_VALUE = rf"""(?:{_QUOTED}|[^\s'"\\])+"""
 _ASSIGNMENT = re.compile(rf"([A-Za-z_][\w.-]*)=({_SHELL_VALUE})")
 _FLAG = re.compile(rf"(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+)(?!-)({_SHELL_VALUE})")
@@ -31,7 +31,8 @@ _HEADER = re.compile(
 _SCHEME = re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w+/=.~-]{16,}")
 _USER = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)(?:[^\s/?#<>:]*:[^\s<>]*|[^\s/?#<>]*)@")
 _USER_IN_WORD = re.compile(r"(?is)\b([a-z][a-z0-9+.-]*://)(?:[^/?#]*|.*:.*)@")
-# Of an address that is opened again: `hf://model@revision` and `gs://bucket/a:b@c` name no user.
+# For addresses in a saved config, which must stay usable: `hf://model@revision` and
+# `gs://bucket/a:b@c` name no user.
 _STRICT_USER = re.compile(
   r"(?i)\b((?:https?|ftps?)://(?=[^/?#\s]*@)|[a-z][a-z0-9+.-]*://(?=[^/?#\s@]*:))[^/?#\s]*@"
 )
@@ -84,8 +85,7 @@ def redact_tree(value: Any, name: str = "") -> Any:
 def redact_config(config: dict[str, Any]) -> dict[str, Any]:
   """Return a run's config to save or show, without secrets in addresses and in `trackers`.
 
-  Other keys keep their values, for a run is opened again by them: a field called `key` is no
-  secret.
+  The values of all other keys are kept, as the run is opened with them again.
   """
   redacted = _redact_addresses(config)
   if "trackers" in config:

@@ -26,7 +26,7 @@ _report: contextvars.ContextVar[Callable[[int, int], None] | None] = contextvars
 
 @contextlib.contextmanager
 def report_progress(report: Callable[[int, int], None]) -> Iterator[None]:
-  """Call `report(rows done, rows in all)` after every batch within the block."""
+  """Call `report(finished rows, all rows)` after every batch within the block."""
   token = _report.set(report)
   try:
     yield
@@ -58,20 +58,20 @@ def pad_rows(
 def merge_lengths(lengths: Sequence[int], batch_size: int) -> list[int]:
   """Raise padded lengths with less than a batch of rows to the next length in use.
 
-  Fewer programs are compiled then.
+  This reduces the number of programs to compile.
   """
   merged = {}
-  waiting = []
-  num_waiting_rows = 0
+  pending_lengths = []
+  num_pending_rows = 0
   rows_of_length = collections.Counter(lengths)
   longest = max(rows_of_length, default=0)
   for length in sorted(rows_of_length):
-    waiting.append(length)
-    num_waiting_rows += rows_of_length[length]
-    if num_waiting_rows >= batch_size or length == longest:
-      merged.update(dict.fromkeys(waiting, length))
-      waiting = []
-      num_waiting_rows = 0
+    pending_lengths.append(length)
+    num_pending_rows += rows_of_length[length]
+    if num_pending_rows >= batch_size or length == longest:
+      merged.update(dict.fromkeys(pending_lengths, length))
+      pending_lengths = []
+      num_pending_rows = 0
   return [merged[length] for length in lengths]
 
 
@@ -118,9 +118,9 @@ class Runner:
 
   @contextlib.contextmanager
   def use_arrays(self, arrays: dict[str, jax.Array]) -> Iterator[None]:
-    """Use other parameters within the block.
+    """Use these parameters within the block, in a runner without parameters of its own.
 
-    A runner that began without parameters compiles nothing twice.
+    Its compiled programs are kept from one block to the next.
     """
     self.arrays.update(arrays)
     try:
@@ -142,7 +142,7 @@ class Runner:
     Args:
       function: `(model, batch) -> arrays`, each with a leading axis B. The batch has `tokens` int32
         [B, P], padded on the right, `valid` int32 [B, P], 0 for padding, and the extras. Rows that
-        complete a batch are all padding. A function that is given again is not traced again.
+        complete a batch are all padding. The same function is traced only once.
       ids: the token ids of each row.
       extras: other inputs, with a leading axis over all rows.
       padded: maps the length of a row to its padded length.
@@ -165,8 +165,8 @@ class Runner:
 
     Args:
       function: `(model, batch) -> arrays`, each with a leading axis B; traced once.
-      features: the features of all rows, each [N, …]; those with a last axis of `longest` are cut
-        to the rows' length.
+      features: the features of all rows, each [N, …]; features with a last axis of `longest` are
+        cut to the rows' length.
       lengths: the padded length of each row.
       longest: the length of the features' rows.
     """

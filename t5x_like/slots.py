@@ -4,7 +4,7 @@ A slot's value is a name, or `{"name": …}` with arguments. Names come from a r
 modules of a package, each defining the requested member, or the keys of a table. A package that
 only some recipes need is given by its dotted name and imported when a recipe names something in it.
 Arguments and their types are the fields of a frozen dataclass, which a `Slot` requires by its
-`base`, or the parameters of a layer's constructor or of a function. Nothing is listed twice.
+`base`, or the parameters of a layer's constructor or of a function. There is no second list.
 
 The topics of `t5x_like/contrib` extend these packages: a folder of a topic that is named like the
 last part of a package adds its public modules, so `contrib/retrieval/tasks/open_qa.py` is the task
@@ -41,7 +41,7 @@ class Condition(NamedTuple):
   It annotates the type: `Annotated[float, Condition("a number above 0", lambda x: x > 0)]`.
 
   Attributes:
-    description: the values that meet it, for messages.
+    description: the values that meet it, for error messages.
     holds: whether a value of the type meets it.
   """
 
@@ -86,7 +86,7 @@ class Argument(NamedTuple):
 
 
 def check_name(where: str, name: Any) -> None:
-  """Check a name chosen by a recipe: of an evaluator, a phase or a part of a mixture.
+  """Check the name of an evaluator, a phase or a part of a mixture, which a recipe chooses.
 
   It becomes the name of metrics and files, and a part of `--config.KEY`, so it has no dots, slashes
   or spaces.
@@ -110,7 +110,7 @@ def names(registry: Registry) -> list[str]:
 
 
 def _module_paths(registry: types.ModuleType | str) -> dict[str, str]:
-  """Return the dotted paths of a registry package's public modules, by name, topics' included.
+  """Return the dotted paths of a registry's public modules, the topics' included, by name.
 
   Raises:
     UserError: two modules have the same name.
@@ -157,7 +157,7 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
   """Return the object of a given name.
 
   Args:
-    where: the key, for messages, such as `config.task`.
+    where: the key, for error messages, such as `config.task`.
     name: a name in the registry, or `module:function`, imported by `t5x_like.trust`.
     member: the attribute to take from a package's module, such as `Objective`.
   Raises:
@@ -186,7 +186,8 @@ def module(name: str | None, package: types.ModuleType | str) -> types.ModuleTyp
   """Import and return the module of this name from a registry package.
 
   Raises:
-    LookupError: the package has no such public module. Look a user's name up by `names` or `find`.
+    LookupError: the package has no such public module. For a name from the user, call `find`, which
+      raises UserError.
   """
   paths = _module_paths(package)
   if name not in paths:
@@ -219,7 +220,7 @@ def fill(
   """Return arguments for a function, checked against its signature and completed with its defaults.
 
   Args:
-    where: the arguments' key, for messages.
+    where: the arguments' key, for error messages.
     values: the arguments from the recipe and flags.
     function: a dataclass, another class or a function.
     supplied: arguments that the program supplies; they are not valid keys.
@@ -269,7 +270,7 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
   """Make the object in a slot: call the named function or class with the slot's arguments.
 
   Args:
-    where: the slot's key, for messages.
+    where: the slot's key, for error messages.
     value: a name, or {"name": …} with arguments.
     registry, member: see `find`.
     **supplied: arguments from the program; only those that the function has are passed.
@@ -283,7 +284,7 @@ class Slot(NamedTuple):
   """A key that names a dataclass of arguments, another class or a function.
 
   Attributes:
-    registry, member: where its names are looked up, as in `find`.
+    registry, member: the registry of its names, as in `find`.
     supplied, records: the arguments that are no keys, and further keys, as in `fill`.
     base: the class from which the named classes are derived; None for functions and any class.
     guide: the page that describes how to add one.
@@ -382,7 +383,8 @@ def replace_fields(where: str, record: Any, changes: Any) -> Any:
 def read_arguments(function: Callable) -> dict[str, Argument]:
   """Return the arguments of a function or class, by name.
 
-  `**options` of a class's constructor stand for the arguments of the constructor it overrides.
+  If a class's constructor has `**options`, the arguments of the constructor that it overrides are
+  included.
   """
   if dataclasses.is_dataclass(function):
     return _fields(function)
@@ -407,7 +409,7 @@ def read_arguments(function: Callable) -> dict[str, Argument]:
 
 
 def _fields(record: type) -> dict[str, Argument]:
-  """Return the fields of a dataclass as arguments, its own fields before those it inherits."""
+  """Return the fields of a dataclass as arguments, its own fields before inherited ones."""
   types_by_name = typing.get_type_hints(record, include_extras=True)
   fields = {field.name: field for field in dataclasses.fields(record) if field.init}
   arguments: dict[str, Argument] = {}

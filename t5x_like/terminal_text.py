@@ -1,4 +1,4 @@
-"""Make text from data safe to print, since a terminal obeys its control characters."""
+"""Make text from data safe to print: a terminal would execute its control characters."""
 
 import re
 

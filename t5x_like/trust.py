@@ -11,7 +11,7 @@ holds:
 
 1. The command names it too.
 2. This user signed the file, so an earlier command of the user named it.
-3. It lies in the directory of that file.
+3. It is in the directory of that file.
 4. The command has `--trust`.
 
 A chain of addresses (`::`) and an address with a scheme outside `SCHEMES` need 1 or 2, since some
@@ -71,7 +71,7 @@ class Origin:
   """The file that contains a string.
 
   Attributes:
-    file: its path, for messages.
+    file: its path, for error messages.
     directory: the directory that its strings may name.
   """
 
@@ -285,11 +285,11 @@ def check_address(url: str) -> None:
 
 
 def is_inside(path: str, directory: str, links: bool = True) -> bool:
-  """Return whether a path or an address lies in a directory.
+  """Return whether a path or an address is in a directory.
 
   Args:
     path: the path or address.
-    directory: the path or address of the directory; nothing lies in "".
+    directory: the path or address of the directory; nothing is in "".
     links: whether symbolic links are resolved first.
   """
   if not directory or ".." in re.split(r"[/\\]", path) or "\0" in path:

@@ -206,9 +206,9 @@ RECIPES = {
   "def get_config():\n  return {}['model']\n": ("the recipe failed: KeyError", "model"),
   "def get_config(:\n": ("the recipe failed: SyntaxError",),
   "x = 3\n": ("the recipe failed: AttributeError", "get_config"),
-  "def get_config():\n  return 3\n": ("get_config gives a int", "expected"),
-  "def get_config():\n  pass\n": ("get_config gives a NoneType", "expected"),
-  "def get_config():\n  return {'model': {}}\n": ("get_config gives a dict", "expected"),
+  "def get_config():\n  return 3\n": ("get_config returns a int", "expected"),
+  "def get_config():\n  pass\n": ("get_config returns a NoneType", "expected"),
+  "def get_config():\n  return {'model': {}}\n": ("get_config returns a dict", "expected"),
 }
 
 

@@ -9,14 +9,14 @@ workdir written by `tools.convert_hf`; without it, the model is trained from scr
 
 A row is a start token, the texts with a delimiter token between them, and an extract token. A
 linear layer computes the scores from the state of the extract token. Pairs without a meaningful
-order are read in both orders, and each option of a multiple choice has its own row. The language
+order are read in both orders, and each option of a multiple choice has its own row. The language-
 modelling loss has a weight of one half. Training takes 3 epochs in batches of 32. The learning rate
 is 6.25e-5 after a warm-up over 0.2 % of the steps. The best checkpoint on the dev set is kept.
 
 Expected scores of GPT-1 on the test sets (tables 2 to 4): SST-2 91.3, CoLA 45.4, RTE 56.0, RACE
 59.0. This recipe has not been run at full size.
 
-Differences: the language modelling loss is the mean over all tokens of the batch. In the authors'
+Differences: the language-modelling loss is the mean over all tokens of the batch. In the authors'
 code it is the mean over rows of each row's mean.
 """
 

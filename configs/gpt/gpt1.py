@@ -15,8 +15,8 @@ Expected: a perplexity of 18.4 on the paper's corpus. This recipe has not been r
 
 from t5x_like.config import defaults
 
-# GPT-1's blocks at GPT-2's tiny size. At that width, post-norm with a deviation of 0.02 learns only
-# unigrams.
+# `:tiny` takes GPT-2's smallest sizes; these changes make its blocks GPT-1's. At that width, with
+# post-norm and GPT-1's initial deviation of 0.02, a model learns only the frequencies of tokens.
 LAPTOP = {
   "schedule.learning_rate": 1e-3,
   "model.design": {

@@ -1,15 +1,14 @@
 """A cache of compiled programs on disk, so that a restarted run does not compile again.
 
 jax keys an entry by the program, the versions and the flags. On CPU an entry is machine code for
-the features of one processor, so entries lie in a directory of their own per set of features. An
-entry is written in place, with a checksum: machine code with a flipped bit would compute something
-else, or crash. The next start removes entries that a kill cut short or a disk damaged, since jax
-would warn of them at every start and never replace them.
+the features of one processor, so each set of features has its own directory. An entry is written in
+place, with a checksum: machine code with a flipped bit would compute something else, or crash. The
+next start removes entries that are incomplete or damaged, since jax would warn of them at every
+start and never replace them.
 
-A program that is read is run. The programs in a workdir, or in a cache that others may write, are
-therefore read only if this user wrote them: part of the directory's name depends on the directory's
-path and on a secret in the user's cache directory. The programs of others have other names, which
-nothing looks for.
+A program is executed after it is read. Programs in a workdir, or in a cache that others may write,
+are therefore read only if this user wrote them: the directory's name contains a hash of its path
+and of a secret in the user's cache directory, so the programs of others are in other directories.
 """
 
 import contextlib
@@ -32,8 +31,8 @@ from t5x_like.parallel import distributed, jax_internals
 
 _HIT = "/jax/compilation_cache/cache_hits"
 COMPILATION = "/jax/core/compile/backend_compile_duration"  # jax's event, with its seconds
-_MIN_COMPILE_SECONDS = 0.2  # of compiling; smaller programs are not worth a file
-_MAX_BYTES = 20 * 10**9  # of all programs in a directory
+_MIN_COMPILE_SECONDS = 0.2  # programs that compile faster are not stored
+_MAX_BYTES = 20 * 10**9  # the largest size of all programs in a directory
 _hits = 0
 _compile_seconds = 0.0
 
@@ -42,14 +41,14 @@ def enable(workdir: str) -> str:
   """Make jax keep compiled programs in `compiled/` of a workdir; return one line about it.
 
   With `T5X_LIKE_CACHE` they are kept there instead, and with a remote workdir in the user's cache
-  directory. `JAXCOMPILATION_CACHE_DIR` names any other directory, and
-  `JAX_ENABLECOMPILATION_CACHE=false` turns the cache off. Several simulated CPU devices in one
+  directory. `JAX_COMPILATION_CACHE_DIR` names any other directory, and
+  `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off. Several simulated CPU devices in one
   process have none unless that variable asks for it: each device of a program that XLA read from a
   cache may run the collectives in another order, and they then wait for each other until XLA
   aborts.
   """
   if not jax.config.jax_enable_compilation_cache:
-    return "compiled programs are not kept (JAX_ENABLECOMPILATION_CACHE)"
+    return "compiled programs are not kept (JAX_ENABLE_COMPILATION_CACHE)"
   if not jax.config.jax_compilation_cache_dir:
     if jax.default_backend() == "cpu" and jax.local_device_count() > 1:
       return (

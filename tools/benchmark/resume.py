@@ -1,4 +1,4 @@
-"""Measure the time from the start of the command to the next step, also of runs that are killed."""
+"""Measure the time from the start of the command to the next step, and the steps of killed runs."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ import time
 from t5x_like.errors import UserError
 
 _STEP = re.compile(r"^step (\d+)/(\d+) ")
+_ENDLESS_STEPS = 10**6  # more than a run takes before it is killed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,16 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     "--repeats", type=int, default=3, help="starts to time (default: %(default)s)"
   )
   parser.add_argument(
-    "--kills", type=int, default=0, help="afterwards kill the run so often and report its steps"
+    "--kills", type=int, default=0, help="times to kill the run afterwards (default: %(default)s)"
   )
   parser.add_argument(
     "--after", default="20:40", metavar="A:B", help="seconds until a kill (default: %(default)s)"
   )
-  parser.add_argument("--seed", type=int, default=0, help="seed of the kills' moments (default: 0)")
+  parser.add_argument("--seed", type=int, default=0, help="seed of the times of kills (default: 0)")
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measure and print; raise UserError for a run that does not start."""
+  """Time the starts, kill the run, and print the figures, the last line as JSON.
+
+  Raises:
+    UserError: a flag is wrong, or a run does not start.
+  """
   low, _, high = args.after.partition(":")
   if not (low.isdigit() and high.isdigit() and int(low) <= int(high)):
     raise UserError(f"--after={args.after}: expected two numbers of seconds, such as 20:40")
@@ -60,18 +65,23 @@ def main(args: argparse.Namespace) -> None:
   )
   with tempfile.TemporaryDirectory() as folder:
     workdir = pathlib.Path(folder) / "run"
-    first, _ = _start(args, workdir, args.steps)
-    starts = sorted(_start(args, workdir, args.steps + 1 + i)[1] for i in range(args.repeats))
-    median = starts[len(starts) // 2]
+    whole_seconds, _ = _train(args, workdir, args.steps)
+    resume_seconds = []
+    for repeat in range(args.repeats):
+      _, seconds = _train(args, workdir, args.steps + 1 + repeat)
+      resume_seconds.append(seconds)
+    resume_seconds.sort()
+    median = resume_seconds[len(resume_seconds) // 2]
     print(
-      f"first start, {args.steps} steps: {first:.1f} s; resumed to the next step in {median:.1f} s",
+      f"first start, {args.steps} steps: {whole_seconds:.1f} s; resumed to the next step in "
+      f"{median:.1f} s",
       flush=True,
     )
-    reached = _kill_runs(args, workdir, (int(low), int(high)))
+    saved_steps = _kill_runs(args, workdir, (int(low), int(high)))
   figures = {
     "resume_seconds": median,
-    "starts": starts,
-    "reached": reached,
+    "starts": resume_seconds,
+    "reached": saved_steps,
     "load_average": os.getloadavg()[0],
   }
   print(json.dumps(figures))
@@ -91,13 +101,14 @@ def _command(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> lis
   ]
 
 
-def _start(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> tuple[float, float]:
+def _train(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> tuple[float, float]:
   """Train up to step `total`.
 
-  Returns the seconds until the end and the seconds until the line of the first step.
+  Returns:
+    (the seconds until the end, the seconds until the line of the first step).
   """
-  begin = time.perf_counter()
-  first = None
+  start_time = time.perf_counter()
+  first_step_seconds = None
   tail = []
   command = _command(args, workdir, total)
   with subprocess.Popen(
@@ -105,27 +116,26 @@ def _start(args: argparse.Namespace, workdir: pathlib.Path, total: int) -> tuple
   ) as child:
     for line in child.stdout:
       tail = [*tail[-20:], line]
-      if first is None and _STEP.match(line):
-        first = time.perf_counter() - begin
-  if child.returncode or first is None:
+      if first_step_seconds is None and _STEP.match(line):
+        first_step_seconds = time.perf_counter() - start_time
+  if child.returncode or first_step_seconds is None:
     raise UserError(f"the run ended with exit code {child.returncode}: {''.join(tail)[-2000:]}")
-  return time.perf_counter() - begin, first
+  return time.perf_counter() - start_time, first_step_seconds
 
 
 def _kill_runs(
   args: argparse.Namespace, workdir: pathlib.Path, seconds: tuple[int, int]
 ) -> list[int]:
   """Start and kill the run repeatedly; return the saved step after each kill."""
-  draw = random.Random(args.seed)
-  reached = []
+  generator = random.Random(args.seed)
+  saved_steps = []
   for _ in range(args.kills):
-    child = subprocess.Popen(
-      _command(args, workdir, 10**6), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
-    )
-    time.sleep(draw.uniform(*seconds))
+    command = _command(args, workdir, _ENDLESS_STEPS)
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    time.sleep(generator.uniform(*seconds))
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     steps = [int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()]
-    reached.append(max(steps, default=0))
-    print(f"killed; the newest saved step is {reached[-1]}", flush=True)
-  return reached
+    saved_steps.append(max(steps, default=0))
+    print(f"killed; the newest saved step is {saved_steps[-1]}", flush=True)
+  return saved_steps
