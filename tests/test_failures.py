@@ -108,7 +108,7 @@ def test_a_stopped_process_is_found_by_the_other_and_both_start_again(
     os.kill(launcher.children()[1], signal.SIGSTOP)
     code, output = launcher.end(240)
   assert code == 0, output
-  assert "nothing has ended for 20 s while" in output, output
+  assert "no progress for 20 s while" in output, output
   assert "exit code 69" in output, output
   assert "Thread 0x" in output
   assert (tmp_path / "logs" / "stacks-0.txt").stat().st_size

@@ -39,7 +39,7 @@ def draw_task_charts(task: str, result: dict[str, Any]) -> Charts:
       rate = "the recipe's rate" if run["rate"] is None else f"{run['rate']:g}"
       scores_by_rate[rate].append(run["score"])
     title = f"{task}: score of every seed, by rate"
-    charts.append({"title": title, "svg": report_charts.spread(scores_by_rate, title)})
+    charts.append({"title": title, "svg": report_charts.points_by_group(scores_by_rate, title)})
   median_run = predictions.median_run(result)
   identity = read_identity(median_run)
   if label not in identity["evals"]:

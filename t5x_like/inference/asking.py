@@ -1,8 +1,8 @@
 """Ask a model questions without training, by likelihood or by generation, and judge its answers.
 
 Questions are asked in blocks of rows of similar length. The blocks depend on the questions alone,
-not on the answers that a log has already, so an evaluation that was killed goes on with the same
-batches and gets the same table.
+not on the answers that a log has already, so an evaluation that was killed continues with the same
+batches and has the same result.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from t5x_like.runtime import process
 NEW_TOKENS = 64  # the most of a generated answer, by default
 WORKED_TOKENS = 256  # the most of a worked answer: `max_gen_toks` of EleutherAI's harness
 _BATCHES_IN_BLOCK = 4
-_EDITION = 1  # of the keys of answers; raise it when a model's answers change
+_EDITION = 1  # a part of the keys of answers; raise it when a model's answers change
 # An answer: [log-probability or None, whether it is greedy, whether the context is truncated] of
 # each pair; or [text, whether the context is truncated, whether the text is unfinished].
 Answer = list[Any]
@@ -161,7 +161,7 @@ class Asker:
 
     Args:
       prompt_set: the questions.
-      report: is called with (questions answered, questions in all) after every block.
+      report: is called with (answered questions, all questions) after every block.
 
     Raises:
       UserError: an answer is too long for an encoder-decoder, or running text is given to one.
@@ -326,7 +326,7 @@ def _plan_blocks(questions: Sequence[_Question], max_rows: int) -> list[list[_Qu
 
 
 def _divide_by_text(prompts: Prompts, pairs: Sequence[tuple[str, str]]) -> list[IdPair]:
-  """Encode each pair; the continuation's tokens follow those of the context."""
+  """Encode context and continuation of each pair separately, and join their tokens."""
   return [prompts.encode_pair(context, continuation) for context, continuation in pairs]
 
 
@@ -341,7 +341,7 @@ def _divide_at_first_difference(prompts: Prompts, pairs: Sequence[tuple[str, str
 
 
 def _divide_at_common_end(prompts: Prompts, pairs: Sequence[tuple[str, str]]) -> list[IdPair]:
-  """Encode the whole texts; the continuation is the tokens that all have at their end."""
+  """Encode the whole texts; the continuation is the tokens at their end that all have in common."""
   if prompts.is_encoder_decoder:
     return _divide_by_text(prompts, pairs)
   texts = [prompts.encode(context + continuation) for context, continuation in pairs]
@@ -350,7 +350,7 @@ def _divide_at_common_end(prompts: Prompts, pairs: Sequence[tuple[str, str]]) ->
 
 
 def _divide_after_context(prompts: Prompts, pairs: Sequence[tuple[str, str]]) -> list[IdPair]:
-  """Encode the whole texts; the continuation is the tokens after those of the stripped context."""
+  """Encode the whole texts; the continuation begins after the tokens of the stripped context."""
   if prompts.is_encoder_decoder:
     return _divide_by_text(prompts, pairs)
   divided = []
@@ -403,7 +403,7 @@ class Rule(NamedTuple):
 
 
 def _log_probabilities(answer: Answer) -> list[float]:
-  """Return the log-probability of each pair; one that is not finite is -inf."""
+  """Return the log-probability of each pair; -inf for a value that is not finite."""
   return [-math.inf if score[0] is None else score[0] for score in answer]
 
 
@@ -503,7 +503,7 @@ RULES: dict[str, Rule] = {
   "words": Rule(question_metrics.Words(), _judge_words),
   "answers": Rule(question_metrics.Answers(), _judge_generated, is_generated=True),
   "texts": Rule(question_metrics.Texts(), _judge_text),
-  # of frozen suites
+  # Rules of frozen suites.
   "likeliest": Rule(question_metrics.Accuracy(), _judge_likeliest),
   "per character": Rule(question_metrics.Accuracy(), _judge_per_character),
   "per token": Rule(question_metrics.Accuracy(), _judge_per_token),

@@ -1,4 +1,4 @@
-"""Text generation with encoder-decoders and decoders."""
+"""Generate texts with encoder-decoders and decoders."""
 
 import dataclasses
 import logging
@@ -39,8 +39,8 @@ class Generation:
 
   Attributes:
     ends: the ids that end an answer.
-    forced: (BOS, EOS): the ids that an answer begins with and, where it is cut off, ends with;
-      each may be None.
+    forced: (BOS, EOS): the ids with which an answer begins and, if it reaches the maximal length,
+      ends; each may be None.
     enclosing_ids: the ids before and after a text, by default as in training.
     stops: strings that end an answer.
     banned: sequences of ids that no answer has.
@@ -172,7 +172,7 @@ class Generation:
     if self.positions is not None and length + self.new_tokens > self.positions:
       raise UserError(
         f"{prompt_description}--max_new_tokens={self.new_tokens}: the model has positions for "
-        f"{self.positions} tokens in all; generate fewer, or use a model with more positions"
+        f"only {self.positions} tokens; generate fewer, or use a model with more positions"
       )
 
 
@@ -274,7 +274,7 @@ class Continuation(Generation):
       rows.append(ids)
     if longest > self.trained_length:
       logging.warning(
-        "--input=%s: the longest text has %d tokens, the model was trained on %d; what follows "
+        "--input=%s: the longest text has %d tokens, the model was trained on %d; its continuation "
         "may be poor",
         origin,
         longest - len(self.enclosing_ids[0]),
@@ -379,7 +379,7 @@ SENTINEL = re.compile(r"<extra_id_\d+>")
 def fill(text: str, prediction: str) -> str:
   """Replace each sentinel of a text with the text that follows it in the prediction.
 
-  Sentinels that the prediction lacks stay.
+  Sentinels that the prediction lacks are kept.
   """
   parts = re.split(f"({SENTINEL.pattern})", prediction)
   spans = {sentinel: span.strip() for sentinel, span in zip(parts[1::2], parts[2::2])}

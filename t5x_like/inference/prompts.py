@@ -23,9 +23,8 @@ class Prompts:
   Args:
     opened: the model, a `library.model.Model`.
     longest: the most tokens that it reads, see `Likelihood`.
-    start: whether the contexts of a decoder begin with the start token, as our documents do.
-      Otherwise only the ids that the tokenizer of published weights adds by itself surround a
-      context.
+    start: whether the contexts of a decoder begin with the start token, as documents in training
+      do. Otherwise a context has only the ids that the tokenizer of published weights adds.
     template: the chat template of a decoder: a context is a user's message, and its continuation
       the beginning of the answer. None is no template.
 

@@ -33,7 +33,7 @@ _KINDS: dict[str, dict[str, tuple[type, str]]] = {
   "answers": {"context": _STRING, "answer": _ANY},
   "texts": {"text": _STRING},
 }
-# the main score; accuracy for the other kinds
+# The main score of a kind of question; it is accuracy for other kinds.
 SCORES = {"answers": "exact_match", "texts": "bits_per_byte"}
 
 
@@ -45,7 +45,7 @@ class Questions:
     path: the file.
     kind: the form of the questions; one of `_KINDS`.
     rows: the records.
-    locations: the file and line of each record, for messages.
+    locations: the file and line of each record, for error messages.
   """
 
   path: str
@@ -82,7 +82,7 @@ class PromptSet:
     path: the file, for messages.
     prompts: the questions.
     rule: how a model answers, and how its answers are judged; a key of `asking.RULES`.
-    division: the tokens that are the continuation's; a key of `asking.DIVISIONS`.
+    division: how tokens are divided into context and continuation; a key of `asking.DIVISIONS`.
     max_new_tokens: the most tokens of a generated answer; None is a default of `asking`.
     stride: the stride of windows over texts; None is their length.
   """
@@ -150,8 +150,8 @@ def read_questions(path: str) -> Questions:
   kind = _find_kind(rows[0])
   if kind is None:
     raise UserError(
-      f"{locations[0]}: found the keys {', '.join(rows[0])}, expected those of a kind of question; "
-      "see --help"
+      f"{locations[0]}: found the keys {', '.join(rows[0])}, expected the keys of a kind of "
+      "question; see --help"
     )
   return check_questions(path, kind, rows, locations)
 

@@ -3,8 +3,8 @@
 A strategy is called as `strategy(model, batch, numbers, max_length=…, eos=…, stop=None)` and
 returns int32 tokens [B, K, max_length] and float32 scores [B, K], best first if they are ranked; a
 score of -inf marks a missing sequence. `numbers` uint32 [B, 2] are the numbers of each row's text
-and sample. `predictions` is the number of predictions per text, `rows` the number of batch rows it
-takes.
+and sample. `predictions` is the number of predictions per text, `rows` the number of rows in a
+batch per text.
 """
 
 import dataclasses
@@ -33,7 +33,8 @@ class Greedy:
   """The strategy that takes the likeliest next token."""
 
   transforms: tuple[Transform, ...] = ()
-  predictions = rows = 1  # per text, in the output and in batches
+  predictions = 1
+  rows = 1
 
   def __call__(self, model, batch, numbers_B2, **ends):
     tokens_BT, log_p_BT = generate(
@@ -103,8 +104,8 @@ def choose_strategy(
   """Return the strategy selected by the command line's flags.
 
   Args:
-    early_stopping: of published models, whose beams stop as in `transformers`; None stops them as
-      in T5X.
+    early_stopping: the setting of a published model, whose beams stop as in `transformers`; None
+      stops them as in T5X.
     values: values by the names of `decoding.transforms`; any filter selects sampling.
   Raises:
     UserError: a value is out of range, or flags exclude each other.

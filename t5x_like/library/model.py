@@ -79,15 +79,15 @@ class Model:
     vocabulary: the vocabulary that it was trained with.
     features: names and shapes of the features of a row in training.
     ends: ids that end a text; empty for a model of images.
-    forced: of some published models, the ids that an answer begins with and, where it is cut off,
-      ends with.
-    settings: a published model's own options of generation, which those of a call replace.
+    forced: for some published models, the ids with which an answer begins and, if it reaches the
+      maximal length, ends.
+    settings: a published model's own options of generation, which options of a call replace.
     template: the chat template of a decoder trained on conversations, else None.
     labels: the names of the classes of a classifier of texts, in their order; None for another
       model.
 
   Raises:
-    UserError: the vocabulary is damaged or another's.
+    UserError: the vocabulary is damaged, or is not the model's.
   """
 
   def __init__(self, source: SavedModel, step: int | None, batch_size: int):
@@ -127,7 +127,7 @@ class Model:
 
   @property
   def is_published(self) -> bool:
-    """Whether the model is a published one, read from a Hugging Face directory, and not a run's."""
+    """Whether the model was read from a Hugging Face directory or a GGUF file, not from a run."""
     return self._source.is_published
 
   @property
@@ -153,7 +153,7 @@ class Model:
 
   @property
   def _classifies(self) -> bool:
-    """Whether the model was trained to label texts, or pairs of texts, or to give them a number."""
+    """Whether the model was trained on labels, or numbers, of texts or pairs of texts."""
     return self._source.config.task.name == classification.TASK_NAME
 
   def predict(
@@ -172,7 +172,7 @@ class Model:
         texts. Classifiers of texts also take records with the fields of training. With a chat
         template an input may also be a conversation, a list of messages with `role` and `content`.
       choices: for a model of images and texts, the texts to choose from.
-      origin: the origin of the inputs, for messages.
+      origin: the origin of the inputs, for error messages.
       template: the chat template, if it is not `self.template`; "none" continues texts.
     Raises:
       UserError: an input is too long or has nothing to fill, or an option does not apply to the
@@ -330,7 +330,7 @@ class Model:
     `vocabulary.encode(text)` gives token ids instead.
 
     Args:
-      pooling: `mean` of the last hidden states, or `cls`, that of the first token.
+      pooling: `mean`, the mean of the last hidden states, or `cls`, the state of the first token.
     Raises:
       UserError: the model is no encoder.
     """
@@ -354,7 +354,7 @@ class Model:
 
     Args:
       directory: a path or address; it must not exist, or be empty.
-      dtype: `float32`, `bfloat16` or `float16`; None is that of the published files, or float32.
+      dtype: `float32`, `bfloat16` or `float16`; None is the published files' type, or float32.
     Raises:
       UserError: the directory has files, or `transformers` has no model of this kind.
     """
@@ -378,8 +378,8 @@ class Model:
     """Return the template of a conversation with the model.
 
     Args:
-      name: a template chosen by the user; "none" is no template. None is the training's or, of
-        a published decoder, the one in its tokenizer's files, `published`.
+      name: a template chosen by the user; "none" is no template. None is the template of training
+        or, for a published decoder, `published`, the one in its tokenizer's files.
     """
     if name == "none":
       return None
@@ -404,8 +404,8 @@ class Model:
 
     Args:
       template: the chat template, see `chat_template`.
-      context: the most tokens of a conversation; None is the training's, up to 512.
-      seed: of the draws.
+      context: the most tokens of a conversation; None is the length in training, up to 512.
+      seed: the seed of the sampling.
       options: `max_new_tokens`, `stop`, `banned_words`, and the restrictions of the tokens to
         choose from.
     Raises:
@@ -439,7 +439,7 @@ class Model:
 
   @property
   def _has_own_predictor(self) -> bool:
-    """Whether the family predicts in a way of its own, such as from passages that it retrieves."""
+    """Whether the family has a predictor of its own, such as one that retrieves passages."""
     return hasattr(self.model, "open_predictor")
 
   def _embedding(self, pooling: str) -> Embedding:
@@ -473,10 +473,10 @@ class Model:
       predict.ends = tuple(sorted({*predict.ends, *self.ends}))
       predict.forced = self.forced
       predict.banned = {*predict.banned, *self._source.generation.banned}
-      if self.is_published:  # not trained here, but with its tokenizer
+      if self.is_published:  # it was trained on texts with the special tokens of its tokenizer
         predict.enclosing_ids = self.vocabulary.enclosing_ids() or predict.enclosing_ids
       if self.is_published and template == published_template.PUBLISHED:
-        predict.enclosing_ids = [], []  # the template writes them all
+        predict.enclosing_ids = [], []  # the template writes the special tokens itself
     return predict
 
   def __repr__(self) -> str:
@@ -493,7 +493,7 @@ def load(
       Hub; or a GGUF file.
     step: the run's checkpoint; None is the newest.
     batch_size: the most rows in a batch of any method.
-    rules: the mesh and its rules; None is the run's own, or all devices for a published model.
+    rules: the mesh and its rules; None uses the run's config, or all devices for a published model.
   Raises:
     UserError: there is no such model or checkpoint, or it is damaged.
   """

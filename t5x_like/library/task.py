@@ -1,4 +1,4 @@
-"""The batches of a task, as training reads them."""
+"""Read the batches of a task from Python, as training reads them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +19,15 @@ Batch = dict[str, np.ndarray]
 class Task:
   """Examples as a pure function of their index.
 
-  `t5x.Task("span_corruption", store="data/corpus")[0]` is the first.
+  `t5x.Task("span_corruption", store="data/corpus")[0]` is the first example.
 
   Args:
     name: a module of `t5x_like/data/tasks`.
-    split: the split of its corpus.
+    split: the split of the corpus.
     **arguments: as `config.task` in a recipe; docs/reference/tasks.md lists them.
 
   Attributes:
-    name: its name in metrics.
+    name: the task's name in metrics.
     vocabulary: the vocabulary of the ids.
     features: the shapes, without the batch axis, and dtypes of the features.
 
@@ -67,7 +67,7 @@ class Task:
     Raises:
       UserError: a batch size below 1.
     """
-    from t5x_like.data import loader  # tensorflow: only where data is read
+    from t5x_like.data import loader  # imports TensorFlow
 
     return loader.train_batches(self._task, batch_size=batch_size, seed=seed, start_step=start)
 

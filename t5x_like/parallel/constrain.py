@@ -1,4 +1,4 @@
-"""The layers' interface to the mesh, by logical axis names, and to its platform.
+"""Give layers access to the mesh, by logical axis names, and to its platform.
 
 Layers are single-device code: they know only the logical names of their activations' axes.
 `parallel.rules.Rules.activate` maps these to mesh axes around a traced step; outside of it there is

@@ -30,15 +30,15 @@ from t5x_like.files.streams import GuardedStream
 from t5x_like.parallel import jax_internals
 
 _JOB_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-# The variable with the secret of the job; processes without the same secret are ignored.
+# The environment variable with the secret of the job; processes with another secret are ignored.
 _KEY_VARIABLE = "T5X_LIKE_JOB_KEY"
 _GREETING = "t5x_like.rendezvous.v2"
 _GREETING_SECONDS = 5.0
 _LINE_BYTES = 4096
-_VERDICT_SECONDS = 60.0  # for process 0 to answer after it has compared all processes
-_POLL_SECONDS = 60.0  # between two messages that a process still waits for process 0
+_VERDICT_SECONDS = 60.0  # further time for process 0 to answer after it has compared all processes
+_POLL_SECONDS = 60.0  # between two messages of a process that waits for process 0
 _ABORT_MESSAGE = (
-  "jax has ended this process, as a rule because another process of the job has ended or does not "
+  "jax has ended this process, usually because another process of the job has ended or does not "
   "answer; see the logs of the others, and run the same command again"
 )
 # Keeps the function that libc calls from being garbage collected.
@@ -102,10 +102,10 @@ def initialize(*, timeout_seconds: float = 300) -> None:
 
 
 def _keep_stdout_for_python() -> None:
-  """Keep the output of native libraries, whose threads write within lines, off stdout.
+  """Redirect the output of native libraries, whose threads may write within a line, from stdout.
 
-  On CPU, the output is Gloo's greeting, and is discarded. Elsewhere it goes to stderr (NCCL's log,
-  for example).
+  On CPU it is only Gloo's greeting and is discarded. Elsewhere, such as NCCL's log, it goes to
+  stderr.
   """
   try:
     if sys.stdout.fileno() != 1:
@@ -382,9 +382,9 @@ def _detect_job(timeout_seconds: float) -> _Job | None:
     detected = jax_internals.detect_job(int(timeout_seconds))
   except Exception as error:
     raise UserError(
-      "this looks like a cluster, but jax cannot read how many processes there are: "
+      "this looks like a cluster, but jax cannot read the number of processes: "
       f"{one_line(error)[:200]}; set "
-      f"{', '.join(_JOB_VARIABLES)} (JAX_NUM_PROCESSES=1 for a process on its own)"
+      f"{', '.join(_JOB_VARIABLES)} (JAX_NUM_PROCESSES=1 for a single process)"
     ) from error
   address, num_processes, process_id, local_device_ids = detected
   if None in (address, num_processes, process_id):
@@ -440,11 +440,12 @@ def _await_processes(port: int, count: int, deadline: float, timeout_seconds: fl
       if is_expected and (index not in peers or _has_left(peers[index])):
         peers[index] = peer
         continue
-      # It may belong to another job, so it alone is refused, and this job goes on.
+      # The process may belong to another job, so only the process is refused, and this job
+      # continues.
       last_refusal = (
-        f"process {index} of {greeting['processes']} came to a job of {count} processes, where its "
-        "index is taken or its count differs; give every process its own JAX_PROCESS_ID and the "
-        "same JAX_NUM_PROCESSES"
+        f"process {index} of {greeting['processes']} connected to a job of {count} processes, "
+        "where its index is taken or its count differs; give every process its own JAX_PROCESS_ID "
+        "and the same JAX_NUM_PROCESSES"
       )
       _send(peer, {"refused": last_refusal, "transient": False})
       peer.close()
@@ -490,7 +491,7 @@ def _absence_error(
   """Return the error of process 0 for processes that have not connected in time."""
   missing = ", ".join(str(index) for index in range(1, count) if index not in peers)
   message = (
-    f"only {len(peers) + 1} of {count} processes came within {timeout_seconds:g} s; "
+    f"only {len(peers) + 1} of {count} processes connected within {timeout_seconds:g} s; "
     f"missing: process {missing}"
   )
   if last_refusal:
@@ -530,7 +531,7 @@ def _greet_coordinator(
   raise TransientError(
     f"process {job.process_id} could not reach the coordinator at {host}:{port} within "
     f"{timeout_seconds:g} s: {reason}"
-    "; is process 0 running, and is the address in JAX_COORDINATOR_ADDRESS its own?"
+    "; check that process 0 is running and that JAX_COORDINATOR_ADDRESS is its address"
   )
 
 

@@ -1,6 +1,7 @@
-"""Private functions of jax, for which jax 0.10 to 0.12 has no public ones.
+"""Call private functions of jax, for which jax 0.10 to 0.12 has no public ones.
 
-The package uses nothing else that is private, so a new version of jax is checked against this file.
+No other module of the package uses private functions, so a new version of jax is checked against
+this file.
 """
 
 from typing import Any
@@ -34,9 +35,9 @@ def detect_job(timeout_seconds: int) -> tuple[str | None, int | None, int | None
 
 
 def write_cache_checksums() -> None:
-  """Make jax end the entries of its compilation cache with a checksum, compared on reading.
+  """Add a checksum to the entries of jax's compilation cache, which is compared on reading.
 
-  jax has no option for it. Entries of zlib have one anyway.
+  jax has no option for this. Entries that jax compresses by zlib always have a checksum.
   """
   from jax._src import compilation_cache
 
@@ -44,7 +45,7 @@ def write_cache_checksums() -> None:
     compilation_cache.compress_executable = lambda x: zstandard.ZstdCompressor(
       write_checksum=True
     ).compress(x)
-  elif zstd := getattr(compilation_cache, "zstd", None):  # of Python 3.14
+  elif zstd := getattr(compilation_cache, "zstd", None):  # from Python 3.14 on
     options = {zstd.CompressionParameter.checksum_flag: 1}
     compilation_cache.compress_executable = lambda x: zstd.compress(x, options=options)
 
@@ -53,7 +54,7 @@ def decompress_cache_entry(content: bytes) -> bytes:
   """Decompress an entry of the compilation cache by the library that jax uses for it.
 
   Raises:
-    Exception: the entry is damaged; of the library's own type.
+    Exception: the entry is damaged; the type depends on the library.
   """
   from jax._src import compilation_cache
 

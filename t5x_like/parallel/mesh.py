@@ -1,4 +1,4 @@
-"""The device mesh: devices arranged along named axes."""
+"""Build the device mesh, which arranges devices along named axes."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
   Args:
     sizes: the length of each axis of `AXES`, by default 1; one axis may be -1, which takes the
       remaining devices. `replica` spans TPU slices, over the data-centre network; all other axes
-      lie within a slice. GPU nodes count as slices if `replica` is a multiple of their number;
+      are within a slice. GPU nodes count as slices if `replica` is a multiple of their number;
       otherwise the first axes span nodes.
     devices: the devices to use; None means all devices of the job.
   Returns:
@@ -95,8 +95,9 @@ def exchange_stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
   axis_first = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
   devices_on_axis = axis_first.reshape(mesh.shape[axis], -1)[:, 0]
   coords = [getattr(device, "coords", None) for device in devices_on_axis]
-  # The length of the axis in each dimension of the torus. Find the fastest dimension first: count
-  # the devices before a second coordinate changes. Then continue with one device of each such run.
+  # The lengths of the axis in the dimensions of the torus, slowest first. The fastest dimension is
+  # as long as the run of devices before a second coordinate changes. The next dimension is found in
+  # the same way among the first devices of these runs.
   lengths = []
   step = 1
   while step < len(devices_on_axis) and None not in coords:
@@ -131,7 +132,7 @@ def _differing_dims(coords: Sequence[int], other_coords: Sequence[int]) -> set[i
 
 
 def _join_odd_lengths(lengths: list[int]) -> list[int]:
-  """Multiply every length by the one before it if either is odd."""
+  """Merge every length with the one before it, into their product, if either is odd."""
   joined: list[int] = []
   for length in lengths:
     if joined and (length % 2 or joined[-1] % 2):

@@ -1,4 +1,4 @@
-"""Sharding rules: from logical axis names to shardings.
+"""Map logical axis names to shardings, by rules.
 
 Parameters and activations name their axes (`embed`, `heads`, `batch`, …); a recipe's rules say
 which mesh axes each is split over. Data, FSDP and tensor parallelism differ only in rules and mesh;
@@ -30,7 +30,7 @@ DEFAULT = {
   "mlp": ("tensor",),
   "expert": ("expert",),
   "layers": ("stage",),
-  # for gradients and optimizer state; follows `embed` unless a recipe sets it
+  # For gradients and optimizer state; equals `embed` unless a recipe sets it.
   "optimizer_embed": ("fsdp",),
   # Activations
   "batch": ("replica", "data", "fsdp", "expert"),
@@ -59,7 +59,7 @@ class Rules:
   """
 
   mesh: Mesh
-  table: Mapping[str, tuple[str, ...]]
+  table: Mapping[str, tuple[str, ...]]  # the mesh axes of each logical axis
   dropped: set[str] = dataclasses.field(default_factory=set, compare=False)
 
   @classmethod
@@ -69,7 +69,7 @@ class Rules:
     """Apply a recipe's changes to the default rules.
 
     Args:
-      changes: by logical axis, one or several mesh axes, or None for not split.
+      changes: for a logical axis, one or several mesh axes, or None to leave it whole.
     """
     changes = changes or {}
     table = dict(DEFAULT)
@@ -223,11 +223,11 @@ class Rules:
     leaf_axes = []
     for argument_axes, argument in zip(axes, arguments, strict=True):
       for leaf in jax.tree.leaves(argument):
-        # an axis of length 1 is not split
+        # An axis of length 1 is not split.
         split_axes = [axis if size > 1 else None for axis, size in zip(argument_axes, leaf.shape)]
         leaf_axes.append(tuple(split_axes))
     uneven = self._uneven(zip(leaves, leaf_axes))
-    # all follow the first argument
+    # All arguments are split as the first one.
     first_axes = _without(leaf_axes[0], uneven)
     parts = dict(zip(first_axes, self.spec(first_axes)))
     parts |= dict.fromkeys((None, *uneven))
@@ -250,7 +250,7 @@ class Rules:
   def exchange(
     self, x: jax.Array, before: tuple[str | None, ...], after: tuple[str | None, ...]
   ) -> jax.Array:
-    """Move a split from the last axis to the rows; see `constrain.exchange`.
+    """Move the split over devices from the last axis to the rows; see `constrain.exchange`.
 
     Args:
       before, after: the logical axes of the array before and after the exchange.
@@ -323,13 +323,14 @@ class Rules:
 
     See `constrain.reduce_scatter`.
     """
-    # On its own, the partitioner would all-reduce the sum, which moves twice as much, and slice it
-    # afterwards.
+    # Without this, the partitioner would all-reduce the sum, which moves twice as much, and slice
+    # it afterwards.
     axes = self.optimizer_axes(axes)
     token_parts = self._token_parts(self._divisible_axes(x, tokens))
     summed = set().union(*token_parts)
-    scattered_parts = []  # of each axis of the result, the mesh axes that are also summed over
-    local_parts = []  # and the other mesh axes
+    # For each axis of the result: its mesh axes that are also summed over, and its other ones.
+    scattered_parts = []
+    local_parts = []
     for spec_part in self.spec(axes):
       part = _as_tuple(spec_part)
       scattered_parts.append(tuple(axis for axis in part if axis in summed))
@@ -338,8 +339,8 @@ class Rules:
       return self.constrain(contract(x, g), axes)
 
     # The result has the axes that are not summed over: first shared ones (experts), then the axes
-    # of `x`, then the axes of `g`. Where these are split (`tensor`), each device sums its own part;
-    # the partitioner would gather, then slice.
+    # of `x`, then the axes of `g`. If these are split (`tensor`), each device sums its own part,
+    # which the partitioner would gather and then slice.
     shared = [i for i, name in enumerate(tokens) if name and name not in TOKENS]
     shared_sizes = [x.shape[i] for i in shared]
     sizes = [*shared_sizes, *x.shape[len(tokens) :], *g.shape[len(tokens) :]]
@@ -359,7 +360,7 @@ class Rules:
       mesh=self.mesh,
       in_specs=(x_spec, g_spec),
       out_specs=PartitionSpec(*output_parts),
-      # A pipeline's stages may be mapped over around this.
+      # A pipeline may map over its stages around this call.
       axis_names=summed.union(*local_parts, self.axes("layers")),
       check_vma=False,
     )

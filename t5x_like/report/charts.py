@@ -16,8 +16,8 @@ from markupsafe import Markup, escape
 
 _INK = "#010203"  # a placeholder that the page's own colour replaces
 _COLOURS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#ef4444", "#14b8a6")
-_POINTS = 1500
-_NARROW_CHARACTERS = 44  # of a line in the legend of a narrow chart
+_POINTS = 1500  # longer curves are thinned to about as many points
+_NARROW_CHARACTERS = 44  # the length of a line in the legend of a narrow chart
 _SMOOTHED_FROM = 30  # the running mean of a curve is drawn if it has at least this many points
 Rows = list[dict[str, Any]]
 
@@ -31,7 +31,7 @@ class Metrics(list):
 
   @functools.cached_property
   def columns(self) -> dict[str, dict[int, Any]]:
-    """The values of every name by step, in the order of the lines; a step's last line counts."""
+    """The values of every name by step, in the order of the lines; the last line of a step wins."""
     columns: dict[str, dict[int, Any]] = {}
     for row in self:
       step = row["step"]
@@ -55,7 +55,7 @@ def names(rows: Rows) -> list[str]:
 def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Return the steps (int64 [N]) and finite values (float64 [N]) of a metric.
 
-  Of several lines of the same step, the last counts.
+  Of several lines of the same step, the last one is used.
   """
   if isinstance(rows, Metrics):
     return rows.series(name)
@@ -202,7 +202,7 @@ def scaling(
   return _svg(figure, name)
 
 
-def spread(groups: dict[str, list[float]], name: str) -> str:
+def points_by_group(groups: dict[str, list[float]], name: str) -> str:
   """Draw a point for each value of each group and a line at its lower median, as SVG."""
   figure, axes = _axes("", 5.2, 2.9)
   for column, values in enumerate(groups.values()):
@@ -266,7 +266,7 @@ def _colour(index: int) -> str:
 
 
 def _draw_legend(owner, *, fontsize: int, **options) -> None:
-  """Draw the legend of axes within them, or that of a figure."""
+  """Draw the legend of axes or of a figure."""
   owner.legend(frameon=False, fontsize=fontsize, labelcolor=_INK, **options)
 
 
@@ -366,7 +366,7 @@ def _line_chart(
   _curve(axes, steps, values, None, lost, noise)
   if log and values.min() > 0 and values.max() > 30 * values.min():
     axes.set_yscale("log")
-    # the scale's own writes 10^3 as mathematics
+    # The default formatter of the scale writes 10^3 as mathematics.
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_minor_formatter(NullFormatter())
   elif from_zero:  # the first step compiles, and would compress all others
@@ -430,7 +430,7 @@ def _svg(figure, name: str, key: str = "") -> Markup:
   buffer = io.StringIO()
   style = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}
   for text in figure.findobj(Text):
-    text.set_parse_math(False)  # a name may have dollars in it
+    text.set_parse_math(False)  # a name may contain dollar signs
   with matplotlib.rc_context(style | {"text.parse_math": False}):
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
   document = buffer.getvalue()

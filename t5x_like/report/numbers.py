@@ -1,4 +1,4 @@
-"""Counts and durations in words, for the console and the page."""
+"""Format counts and durations for the console and the page."""
 
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 

@@ -31,8 +31,8 @@ from t5x_like.saved_model.model import merge_for_export
 from t5x_like.saved_model.workdir import find_run
 
 FILE = "report.html"
-_MAX_SAMPLES = 8  # of each task
-_SHOWN_SAMPLES = 4  # the others are folded
+_MAX_SAMPLES = 8  # for each task
+_SHOWN_SAMPLES = 4  # further samples are shown on a click
 # Metrics of evaluations that do not measure quality, by the last part of their names.
 COUNTS_AND_TIMES = ("seconds", "examples", "target_tokens", "sequences")
 _UNSECTIONED = "run"  # the title of the config's keys without a section
@@ -50,7 +50,7 @@ def write_report(workdir, address=None) -> pathlib.Path:
     address: the workdir as the commands on the page name it, if it differs.
 
   Raises:
-    UserError: one of them is corrupt or the report cannot be written.
+    UserError: a file is corrupt, or the report cannot be written.
   """
   address = str(address or workdir)
   workdir = pathlib.Path(workdir)
@@ -293,8 +293,8 @@ def _evals(rows) -> list[dict[str, Any]]:
   """Return the metrics of evaluations by task: {task, step, rows, has_history}.
 
   A row is {metric, last, step, first, lowest, highest}; counts and times come last. A task that was
-  evaluated once has no history: its first, lowest and highest values are its last. The step is
-  that of all last values, "" if they differ.
+  evaluated once has no history: its first, lowest and highest values are its last. `step` is the
+  step of all last values, "" if their steps differ.
   """
   rows_by_task: dict[str, list[dict[str, Any]]] = {}
   num_points: dict[str, int] = {}
@@ -339,7 +339,7 @@ def number(value: float) -> str:
 
 
 def _plan(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """Return the plan beside the measurements: {title, rows, deviations}; None without a plan."""
+  """Return the plan and the measurements: {title, rows, deviations}; None without a plan."""
   comparison = plan_table.read_comparison(workdir)
   if comparison is None:
     return None

@@ -1,4 +1,4 @@
-"""Show a run's plan beside its measurements: a table for the console and the page.
+"""Show a run's plan and its measurements in a table, for the console and the page.
 
 `planning/plan_watch.py` writes the figures to `plan_comparison.json` in the workdir.
 """
@@ -17,7 +17,7 @@ _NONE = "–"
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-  """A row of the table; a value is None where it is not known."""
+  """A row of the table; a value is None if it is not known."""
 
   name: str
   promised: float | None
@@ -44,7 +44,7 @@ class Comparison:
 
 
 def read_comparison(workdir) -> Comparison | None:
-  """Return the comparison in a workdir; None if the run was held to no plan.
+  """Return the comparison in a workdir; None if the run was compared with no plan.
 
   Raises:
     UserError: the file is damaged.

@@ -1,4 +1,4 @@
-"""Describe a run for its page: a verdict, facts, commands to go on, and texts with marked gaps."""
+"""Describe a run for its page: a verdict, facts, next commands, and texts with marked blanks."""
 
 import datetime
 import re
@@ -153,11 +153,11 @@ def next_steps(
   The words are quoted for a shell.
 
   Args:
-    workdir: the run's, as its commands name it.
+    workdir: the workdir of the run, as its commands name it.
     config: the run's config by dotted key; without one there are no commands.
     step: the last step with metrics; 0 if there is none.
     total: the last step of the config, if it has one.
-    flags: the recipe's, as the run was started; a recipe of an unknown name is RECIPE.
+    flags: the flags of the recipe with which the run was started; empty if they are not known.
     has_export: whether `tools.convert_hf` can export the model.
   """
   if not config:
@@ -191,7 +191,7 @@ def next_steps(
   if total is None or step >= total:
     directories = (f"--workdir={address}-next", f"--config.init.workdir={address}")
     recipe = [flag for flag in flags if not flag.startswith("--config.init.")]
-    label = "Train on from its weights, with this recipe or one of fine-tuning"
+    label = "Train from its weights, with this recipe or a recipe of fine-tuning"
     add(label, "t5x_like.train", *recipe, *directories)
   if has_export:
     add("Export for transformers", "tools.convert_hf", f"--input={address}", "--output=exported")
@@ -202,12 +202,12 @@ def sample(texts: dict[str, str]) -> dict[str, Any]:
   """Lay out a sample for the page.
 
   Args:
-    texts: `input`, `target` and `prediction`; with gaps also `filled` and `original`; `shows` is
+    texts: `input`, `target` and `prediction`; with blanks also `filled` and `original`; `shows` is
       `more` for a text that continues its input.
 
   Returns:
-    `rows` of a label and parts, `status` in words, and whether the sample is `good`: None for a
-    continuation, which is neither good nor bad.
+    `rows` of a label and parts; `status`, a short description; and `good`, whether the prediction
+    equals the original, which is None for a continuation.
   """
   shortened = {name: _shorten(text) for name, text in texts.items()}
   if texts.get("shows") == "more":
@@ -228,11 +228,11 @@ def _continuation(texts: dict[str, str]) -> dict[str, Any]:
     ("model", [prompt_part, (texts["prediction"], "")]),
     ("original", [prompt_part, (texts["target"], "")]),
   ]
-  return {"rows": rows, "good": None, "status": f"goes on after {len(prompt.split())} words"}
+  return {"rows": rows, "good": None, "status": f"continued after {len(prompt.split())} words"}
 
 
 def _mark_gaps(texts: dict[str, str]) -> dict[str, Any]:
-  """Mark the words that the model put into gaps by whether the original has them there."""
+  """Mark each word that the model put into a blank as good if the original has it there."""
   gapped = _blank_gaps(texts["input"])
   filled = _blank_gaps(texts["filled"])
   original = texts["original"].split()

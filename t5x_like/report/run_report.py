@@ -7,7 +7,7 @@ from collections.abc import Callable
 from t5x_like.errors import one_line
 from t5x_like.runtime import process
 
-PAGE_SECONDS = 120  # limit for writing a page; the results of a run are saved before
+PAGE_SECONDS = 120  # time limit of writing a page; the results of a run are saved before
 
 
 def introduce(session, assembly, cost, step: int) -> None:
@@ -57,7 +57,7 @@ def write_page(
     except BaseException as error:
       outcome["error"] = error
 
-  # A daemon: a page that is late does not keep the process alive.
+  # A daemon thread, so that a page that is late does not keep the process alive.
   thread = threading.Thread(target=write, name="report", daemon=True)
   thread.start()
   for _ in range(PAGE_SECONDS):
@@ -67,7 +67,7 @@ def write_page(
       break
   if "path" in outcome:
     return outcome["path"]
-  reason = f"not done within {PAGE_SECONDS} s"
+  reason = f"not finished within {PAGE_SECONDS} s"
   if "error" in outcome:
     reason = f"{type(outcome['error']).__name__}: {one_line(outcome['error'])[:300]}"
   where = address or workdir

@@ -1,8 +1,8 @@
-"""Metrics of a run: one gapless `metrics.jsonl`, and the trackers that follow it.
+"""Write a run's metrics to `metrics.jsonl`, without gaps over restarts, and to its trackers.
 
 A line of `metrics.jsonl` is one flat JSON object: `step` first, then names such as `train/loss`
-with numbers. JSON has no infinities, so a value that is not finite is written as null. A line with
-`missing_from` alone says that the lines of the steps from there to `step` were lost.
+with numbers. JSON has no infinities, so a value that is not finite is written as null. A line that
+has only `missing_from` besides `step` marks lost lines, of the steps from there to `step`.
 """
 
 import contextlib
@@ -61,8 +61,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
     expected: the step up to which training lines must exist; if the last is earlier, lines are
       lost.
     trackers: opens the trackers, once the file is ready for them; see `report/trackers`.
-    check: called if the file was removed or replaced; raises if another run has taken the workdir,
-      and the file is its.
+    check: called if the file was removed or replaced; raises if another run has taken the workdir.
 
   Attributes:
     missing: the first and last step whose lines are lost, up to the resumed step; None for none.
@@ -85,9 +84,9 @@ class MetricsWriter(contextlib.AbstractContextManager):
     self._file = None
     self.missing = None
     self._trackers = ()
-    self._last_step = 0  # with a line in the file
-    self._size = 0  # of the file after the last write
-    self._last_line = b""  # that was written
+    self._last_step = 0  # the last step with a line in the file
+    self._size = 0  # the size of the file after the last write
+    self._last_line = b""  # the last line that was written
     if not primary:
       return
     self._path = pathlib.Path(workdir) / FILE
@@ -167,9 +166,9 @@ class MetricsWriter(contextlib.AbstractContextManager):
     self._size = os.fstat(self._file.fileno()).st_size
 
   def _check_file(self) -> None:
-    """Continue in the file that is now at the path, if it is not as this writer left it.
+    """If another program has changed the file, continue in the file that is now at the path.
 
-    Lines that were lost by it are marked in the file and reported.
+    Lines that were lost by the change are marked in the file and reported.
     """
     change = self._file_change()
     if change is None:
@@ -228,7 +227,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
     num_repeated = len(lines) - len(unique_lines)
     if num_repeated:
       _log.warning(
-        "%s: %d lines were there twice, as after a file was appended to itself; dropped",
+        "%s: dropped %d repeated lines, as if the file had been appended to itself",
         self._path,
         num_repeated,
       )
@@ -236,7 +235,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
       self.missing = (last_training_step + 1, resume_step)
       mark = {"step": resume_step, "missing_from": last_training_step + 1}
       unique_lines.append(json.dumps(mark).encode() + b"\n")
-    if num_repeated or not is_intact:  # someone may want to repair the old file
+    if num_repeated or not is_intact:  # the user may want to repair the old file
       set_aside(self._path.parent)
     if unique_lines or self._path.exists():
       LocalPath(self._path).write_bytes(b"".join(unique_lines))

@@ -40,20 +40,20 @@ _compile_seconds = 0.0
 def enable(workdir: str) -> str:
   """Make jax keep compiled programs in `compiled/` of a workdir; return one line about it.
 
-  With `T5X_LIKE_CACHE` they are kept there instead, and with a remote workdir in the user's cache
-  directory. `JAX_COMPILATION_CACHE_DIR` names any other directory, and
+  If `T5X_LIKE_CACHE` is set, they are kept in its directory; otherwise, with a remote workdir, in
+  the user's cache directory. `JAX_COMPILATION_CACHE_DIR` names any other directory, and
   `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off. Several simulated CPU devices in one
-  process have none unless that variable asks for it: each device of a program that XLA read from a
-  cache may run the collectives in another order, and they then wait for each other until XLA
-  aborts.
+  process have no cache unless `JAX_COMPILATION_CACHE_DIR` is set: the devices of a program that XLA
+  has read from a cache may run its collectives in different orders, and then wait for each other
+  until XLA aborts.
   """
   if not jax.config.jax_enable_compilation_cache:
     return "compiled programs are not kept (JAX_ENABLE_COMPILATION_CACHE)"
   if not jax.config.jax_compilation_cache_dir:
     if jax.default_backend() == "cpu" and jax.local_device_count() > 1:
       return (
-        "compiled programs are not kept: on several simulated CPU devices those read again "
-        "may wait for each other"
+        "compiled programs are not kept: simulated CPU devices may wait for each other in "
+        "programs from a cache"
       )
     try:
       path = _directory(workdir)
@@ -76,10 +76,9 @@ def enable(workdir: str) -> str:
   removed = _remove_damaged(path) if jax.process_index() == 0 else 0
   trimmed = _trim(path) if jax.process_index() == 0 else 0
   entries = [entry.stat().st_size for entry in path.glob("*-cache")] if path.is_dir() else []
-  notes = f"; {removed} that were damaged are removed" if removed else ""
-  notes += (
-    f"; the oldest {trimmed} are removed, for at most {_MAX_BYTES / 1e9:,.0f} GB" if trimmed else ""
-  )
+  notes = f"; removed {removed} damaged programs" if removed else ""
+  if trimmed:
+    notes += f"; removed the oldest {trimmed}, for at most {_MAX_BYTES / 1e9:,.0f} GB"
   return (
     f"compiled programs are kept in {path}: {len(entries)} programs, "
     f"{sum(entries) / 1e6:,.1f} MB{notes}"

@@ -43,16 +43,16 @@ def prepare() -> None:
   handler.setFormatter(_Formatter("warning: %(message)s"))
   logging.basicConfig(level=logging.WARNING, handlers=[handler])
   jax.config.update("jax_threefry_partitionable", True)
-  _skip_tpus_that_are_not_there()
+  _skip_absent_tpus()
   distributed.initialize()
-  # A CPU alone runs steps in this thread, where `runtime.malloc` acts; hosts of a job compare their
-  # time beside the steps.
+  # A single process on CPU runs steps in this thread, where `runtime.malloc` has an effect. In a
+  # job, steps run in other threads, so that each host can measure its work apart from the steps.
   jax.config.update("jax_cpu_enable_async_dispatch", jax.distributed.is_initialized())
 
 
 def build_task(slot: str, name: str | None, split: str, arguments: dict[str, Any]):
   """Build a task by `data.task.build_at`; from a source, in the first process before the others."""
-  from t5x_like.data import task as tasks  # tensorflow: only where data is read
+  from t5x_like.data import task as tasks  # imports TensorFlow
 
   def make():
     return tasks.build_at(slot, name, split, arguments)
@@ -66,10 +66,10 @@ def _names_a_source(values: Any) -> bool:
   )
 
 
-def _skip_tpus_that_are_not_there() -> None:
-  """Choose the CPU if libtpu is installed without a TPU, as for plans.
+def _skip_absent_tpus() -> None:
+  """Choose the CPU if libtpu is installed, as for plans, but there is no TPU.
 
-  jax would look for one for seconds, and warn.
+  jax would search for a TPU for seconds, and print a warning.
   """
   chips = [*pathlib.Path("/dev").glob("accel[0-9]*"), *pathlib.Path("/dev/vfio").glob("[0-9]*")]
   gpu_plugins = [
@@ -91,17 +91,14 @@ def is_first() -> bool:
 
 
 class _Formatter(logging.Formatter):
-  """Formats warnings, whose texts may come from data, without control characters."""
+  """A formatter that escapes control characters, as texts of warnings may come from data."""
 
   def format(self, record: logging.LogRecord) -> str:
     return escape_controls(super().format(record))
 
 
 def log(text: str) -> None:
-  """Print in the first process only, without control characters.
-
-  Parts of the text may come from data.
-  """
+  """Print in the first process only, with control characters escaped, which data may contain."""
   if is_first():
     print(escape_controls(text), flush=True)
 

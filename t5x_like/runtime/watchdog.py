@@ -9,7 +9,7 @@ import time
 
 from t5x_like.errors import EXIT_TRANSIENT
 
-# A process that cannot run even the watchdog's thread ends this much later.
+# If even the watchdog's thread cannot run, faulthandler ends the process this much later.
 _GRACE_SECONDS = 30.0
 
 
@@ -67,7 +67,7 @@ class Watchdog:
 
   def _print_stacks_and_exit(self) -> None:
     print(
-      f"transient error: process {self._process}: nothing has ended for {self._seconds:g} s while "
+      f"transient error: process {self._process}: no progress for {self._seconds:g} s while "
       f"{self._activity}; another process may hang or have ended; the stacks of all threads "
       "follow; run the same command again",
       file=sys.stderr,

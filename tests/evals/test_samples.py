@@ -30,7 +30,7 @@ def train_and_read_samples(kind: str, workdir, *flags: str) -> tuple[list[dict],
 def test_a_decoder_goes_on_where_a_word_begins(tmp_path):
   rows, page = train_and_read_samples("decoder", tmp_path, "--config.evals.samples.tokens=16")
   assert len(rows) == 4
-  assert page.count("goes on after") == 4
+  assert page.count("continued after") == 4
   for row in rows:
     assert row["input"].strip()
     assert row["target"].strip()

@@ -205,7 +205,10 @@ def test_every_process_names_the_missing_one():
   started = time.time()
   for result in finish(start_job(free_port(), (0, 2), 3, timeout=10)):
     assert_refused(
-      result, "only 2 of 3 processes came within 10 s", "missing: process 1", expected=TRANSIENT
+      result,
+      "only 2 of 3 processes connected within 10 s",
+      "missing: process 1",
+      expected=TRANSIENT,
     )
   assert time.time() - started < 200
 

@@ -288,7 +288,7 @@ def test_masks_are_gaps_and_continuations_are_not_judged():
     {"input": "He went", "target": " home.", "prediction": " away,\nand", "shows": "more"}
   )
   assert html["good"] is None
-  assert html["status"] == "goes on after 2 words"
+  assert html["status"] == "continued after 2 words"
   assert dict(html["rows"])["model"] == [("He went", "sentinel"), (" away,\nand", "")]
 
 
@@ -435,7 +435,7 @@ def test_a_failing_or_late_page_is_only_a_warning(tmp_path, capsys, monkeypatch)
   monkeypatch.setattr(report_page, "write_report", lambda workdir, address: time.sleep(60))
   beats = []
   assert run_report.write_page(tmp_path, "gs://bucket/run", beats.append) is None
-  expected = "warning: gs://bucket/run/report.html: not written: not done within 1 s"
+  expected = "warning: gs://bucket/run/report.html: not written: not finished within 1 s"
   assert capsys.readouterr().out.startswith(expected)
   assert beats
 

@@ -229,7 +229,7 @@ def test_repeated_lines_are_dropped_and_set_aside(tmp_path, caplog):
     (2, "eval/loss"),
     (3, "train/loss"),
   ]
-  assert "4 lines were there twice" in caplog.text
+  assert "dropped 4 repeated lines" in caplog.text
   (aside,) = tmp_path.glob("metrics.*.jsonl")
   assert len(aside.read_text().splitlines()) == 8
 

@@ -9,7 +9,7 @@ from t5x_like import evals, evaluate, slots, train
 from t5x_like.errors import UserError
 from t5x_like.evals import span_infilling
 from t5x_like.parallel import distributed
-from t5x_like.report.charts import bars, charts, curves, spread
+from t5x_like.report.charts import bars, charts, curves, points_by_group
 
 LOSS = "--config.evals.loss={}"
 LABEL = "eval/builtin_span_corruption"
@@ -196,7 +196,7 @@ def test_charts_show_names_with_markup_literally():
   assert "mathdefault" not in norms["svg"]
   assert ">100<" in norms["svg"]
   assert "$\\b$" in curves({"$\\b$": rows}, "train/gradient_norm")
-  assert "$\\b$" in spread({"$\\b$": [1.0]}, "x")
+  assert "$\\b$" in points_by_group({"$\\b$": [1.0]}, "x")
   assert "$\\b$" in bars({"$\\b$": 1.0}, "x")
 
 

@@ -3,9 +3,9 @@
   config.trackers = {"tensorboard": {}, "mlflow": {"uri": "http://host:5000"}}
 
 A module defines `Tracker`, a frozen dataclass of the arguments in the recipe. Its constructor
-checks the requirements, such as a library, before data are opened; its `open` starts to write.
-`metrics.jsonl` stays the record of a run: resuming and `report.html` read it alone, and a tracker
-that lacks lines receives them from it.
+checks the requirements, such as a library, before data are opened; its `open` starts to write. The
+record of a run is still `metrics.jsonl`: resuming and `report.html` read only this file, and a
+tracker that lacks lines receives them from it.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Send `metrics.jsonl` to a tracker on a network from a thread, so that it never stops a run.
+"""Send `metrics.jsonl` to a remote tracker from a thread, so that a network never stops a run.
 
 The thread reads the file, not a queue. After a failure it resumes at the first line that was not
 sent. After a kill, the next start reads the file from its first line and sends the lines that the
@@ -38,8 +38,8 @@ class Following:
   """An open tracker that sends the lines of `metrics.jsonl` from a separate thread.
 
   Args:
-    name: the tracker's name, for messages.
-    connect: opens the remote run; the thread calls it, and calls it again after a failure.
+    name: the tracker's name, for warnings.
+    connect: opens the remote run; called in the thread, again after each failure.
   """
 
   def __init__(self, name: str, workdir: pathlib.Path, connect: Callable[[], Connection]):
@@ -115,8 +115,8 @@ class Following:
     if not self._has_warned:
       self._has_warned = True
       _log.warning(
-        "config.trackers.%s: %s; the run goes on, %s has every line, and the next start sends the "
-        "missing ones",
+        "config.trackers.%s: %s; the run continues, %s has every line, and the next start sends "
+        "the missing ones",
         self._name,
         reason,
         FILE,

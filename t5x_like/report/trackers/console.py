@@ -36,8 +36,8 @@ class Tracker:
 class _Console:
   """Shows the metrics of a run and, without a bar, an estimate of the remaining time.
 
-  Every group of an evaluation (metrics `eval/…`) has lines of its own. On a terminal, training
-  steps move the bar; elsewhere, they have a line every ten seconds.
+  Every group of an evaluation (metrics `eval/…`) has its own lines. On a terminal, training steps
+  advance the bar; elsewhere, they have a line every ten seconds.
 
   Args:
     step: the step from which the run starts or resumes.

@@ -1,6 +1,6 @@
 """Record how a run spent its time, over all its starts, in `goodput.json`.
 
-The names are those of `ml-goodput-measurement`.
+The names are taken from `ml-goodput-measurement`.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ FILE = "goodput.json"
 _WRITE_SECONDS = 5.0
 _BADPUT = (
   "training_prep",  # from the program's start to the restored state
-  "program_startup",  # from the restored state to the first metrics, without the step: compiling
+  "program_startup",  # from the restored state to the first metrics, without the step itself
   "data_loading_sync",
   "custom_badput_events.evaluation",
-  "unproductive_checkpoint_save_time",  # with all work between steps except evaluation
+  "unproductive_checkpoint_save_time",  # all time between steps except evaluation
   "wasted_progress_from_disruption",  # steps that a later start repeats
   "infrastructure_recovery_from_disruption",  # from the last record of a start to the next start
   "other",
@@ -49,8 +49,8 @@ class Goodput:
     file: is written every 5 seconds, and before a checkpoint commits.
     step: the step from which the run starts or resumes.
     started: when the program was started, in seconds since the epoch.
-    clock: returns the seconds since the epoch. If it was put back before this start, time
-      continues from the last record.
+    clock: returns the seconds since the epoch. If it is behind the last record, because it was set
+      back before this start, time continues from the record.
   """
 
   def __init__(self, file: LocalPath, step: int, started: float, clock: Callable[[], float]):
