@@ -414,7 +414,7 @@ def test_a_head_that_fills_no_masks_is_refused(encoder, refusal, tmp_path):
     config["model"]["head"] = "classification"
 
   classifier = copy_with_config(encoder, tmp_path / "classifier", classify)
-  assert "head (SequenceClassifier) says nothing about masked" in refusal(classifier, "[MASK]\n")
+  assert "head (SequenceClassifier) does not predict masked" in refusal(classifier, "[MASK]\n")
 
 
 def test_generated_tokens_must_fit_into_free_memory(trained, refusal, monkeypatch):

@@ -2,9 +2,9 @@
 
 Each stage is an ordinary command of this project, which is printed before it runs. A stage whose
 result exists is skipped. The pretraining is killed once, half-way, and the same command resumes it:
-the steps that both processes computed must agree to the last bit. Beside it, on the second core,
-the same model is fine-tuned from fresh weights on four tasks made of the same corpus. The last
-stage fine-tunes it from the checkpoint. At the end the program prints the scores of both and
+the steps that both processes computed must agree to the last bit. At the same time, on the second
+core, the same model is fine-tuned from fresh weights on four tasks made of the same corpus. The
+last stage fine-tunes it from the checkpoint. At the end the program prints the scores of both, and
 commands to continue with.
 """
 
@@ -30,8 +30,8 @@ from t5x_like.report.writer import read_metrics
 from t5x_like.saved_model.workdir import IDENTITY_FILE, read_history, read_identity
 
 RECIPE = "configs/t5/quickstart.py"
-# Fine-tuning steps of each task, with the recipe's steps of pretraining. With more steps and labels
-# pretraining helps less.
+# Fine-tuning steps of each task after the recipe's number of pretraining steps. With more steps and
+# labels, pretraining helps less.
 _TUNING_STEPS = 40
 _SENTENCES = (
   "Returns the <extra_id_0> of the array along the given <extra_id_1>.",
@@ -49,8 +49,8 @@ _TUNING = {
   "evals.dev.max_examples": 32,  # nothing is selected by it: there is one evaluation
 }
 _TASKS = tuple(docstrings.SUITE.tasks)
-_POLL_SECONDS = 1.0  # each look reads the metrics of all steps
-_COLUMNS = 80  # of the terminal
+_POLL_SECONDS = 1.0  # each poll reads the metrics of all steps
+_COLUMNS = 80  # the width of the terminal
 # Metrics of a step that depend on nothing but the parameters and the examples.
 _EXACT_METRICS = ("train/loss", "train/accuracy", "train/gradient_norm", "train/parameter_norm")
 
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
   output = workdir / "suites" / f"docstrings-{num_steps}"
   scratch = output / "from_scratch"
 
-  _print_title("3/5 pretraining; beside it, four tasks learned from fresh weights")
+  _print_title("3/5 pretraining; at the same time, four tasks learned from fresh weights")
   with _Command("t5x_like.train", *train_flags) as training:
     training.wait_for_file(workdir / IDENTITY_FILE)
     scratch_flags = (*suite_flags, "--from_scratch", f"--output={scratch}")
@@ -117,10 +117,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class _Command:
-  """A command of this project in a process of its own, which is killed when the block is left.
+  """A command of this project in its own process, which is killed when the block is left.
 
   Args:
-    module, arguments: of `python -m`.
+    module, arguments: the arguments of `python -m`.
     log: the file of its output; None is this program's own output.
   """
 
@@ -323,7 +323,7 @@ def _fine_tune(
       commands.append(stack.enter_context(command))
     for command in commands:
       command.wait()
-  _run(*evaluate, f"--compare={scratch}")  # only the table is left to be made
+  _run(*evaluate, f"--compare={scratch}")  # all runs are finished; this makes the table
   return comparison.read_results(output)["compared"]
 
 

@@ -1,8 +1,7 @@
-"""The file of a certificate: one JSON record a line, each with the hash of the line before.
+"""Write and read the file of a certificate: a JSON record a line, with the hash of the line before.
 
-The first record has the hash `ORIGIN`. The hash of the last line, the *head*, stands for the whole
-file: no earlier line can be changed, removed or inserted without another head. Lines are only ever
-appended.
+The first record has the hash `ORIGIN`. The hash of the last line, the *head*, identifies the whole
+file: if an earlier line is changed, removed or inserted, the head changes. Lines are only appended.
 """
 
 import hashlib
@@ -70,7 +69,7 @@ class ChainWriter:
     self.last_step = step
 
   def flush(self) -> None:
-    """Put all records on disk; raise UserError if that fails."""
+    """Flush all records to the disk; raise UserError if that fails."""
     try:
       self._lines.flush()
     except OSError as error:
@@ -97,11 +96,11 @@ def _step_of(line: bytes | None) -> int | None:
 
 
 def read_lines(workdir: pathlib.Path, address: str) -> Iterator[bytes]:
-  """Yield the complete lines of a chain, without line ends; a line cut short by a kill is left out.
+  """Yield the complete lines of a chain, without line ends; an incomplete last line is left out.
 
   Args:
     workdir: a local directory.
-    address: the address of the workdir, for messages.
+    address: the address of the workdir, for error messages.
   Raises:
     UserError: there is no chain, or it cannot be read.
   """

@@ -1,11 +1,11 @@
 """Read a chain as the history of a run, and check that it is one history without gap or fork.
 
-A start continues from a step that the chain says was saved, with the state that was saved. The
-steps after it that an earlier start had already made are made again: they must come out the same.
-Where the two starts differ in versions or devices, batches must be equal, and losses up to
-rounding; where they differ in config, nothing is compared. A step whose update the guard left out
-may come out differently, as its cause may have been faulty memory. After it, the two starts have
-different states, and only their batches must be equal.
+A start continues from a step that was saved by the chain's records, with the state that was saved.
+Later steps of an earlier start are repeated, and must have the same result. If the two starts
+differ in versions or devices, batches must be equal, and losses up to rounding; if they differ in
+config, nothing is compared. A step whose update the guard left out may have another result when it
+is repeated, as its cause may have been faulty memory. After it, the two starts have different
+states, and only their batches must be equal.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from t5x_like.certificate import chain
 from t5x_like.certificate.chain import ORIGIN, Record, hash_line
 from t5x_like.certificate.digests import float_value
 
-# What a difference is in.
+# The aspects in which a run may differ from its certificate.
 CHAIN = "chain"
 CONFIG = "config"
 DATA = "data"
@@ -34,12 +34,12 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _METRICS_DIGEST = re.compile("[0-9a-f]{32}")
 _BITS = re.compile("[0-9a-f]{8}")
 _DETERMINISTIC_GPU = "xla_gpu_deterministic_ops=true"
-# Facts of the environment that change no numbers, or follow from others.
+# Entries of the environment that change no numbers, or follow from other entries.
 _NOT_COMPUTING = ("operating_system", "devices_per_process")
 
 
 class Break(Exception):
-  """A place where a certificate does not hold.
+  """The first step at which a certificate does not hold.
 
   Args:
     step: the first step that is wrong.
@@ -62,9 +62,9 @@ class Start:
     line: the number of its line in the chain.
     step: the step that it continued from.
     state: the digest of the state of that step.
-    batches_passed: the batches that rollbacks had skipped before.
+    batches_passed: the number of batches that rollbacks had skipped before.
     config: the digest of its config.
-    fingerprints: of the data and the vocabulary, by name.
+    fingerprints: the fingerprints of the data and the vocabulary, by name.
     environment: devices, host, versions and flags.
   """
 
@@ -80,14 +80,14 @@ class Start:
   environment: dict[str, Any]
 
   def computes_like(self, environment: dict[str, Any]) -> bool:
-    """Return whether an environment computes the same bits as that of this start."""
+    """Return whether an environment computes the same bits as the environment of this start."""
     keys = {*self.environment, *environment} - {*_NOT_COMPUTING}
     is_same = all(self.environment.get(key) == environment.get(key) for key in keys)
     return is_same and self.is_deterministic
 
   @property
   def is_deterministic(self) -> bool:
-    """Whether a step that is computed again gives the same bits."""
+    """Whether a repeated step gives the same bits."""
     on_gpu = self.environment.get("platform") == "gpu"
     return not on_gpu or _DETERMINISTIC_GPU in str(self.environment.get("xla_flags"))
 
@@ -98,9 +98,9 @@ class Lineage:
 
   Attributes:
     configs: a digest over the configs of the starts, and the steps at which they changed.
-    environments: a digest over their environments likewise.
+    environments: a digest over the environments of the starts, and the steps at which they changed.
     refusals: a digest over the steps whose updates were left out; "" for none.
-    last: the start that goes on.
+    last: the last of the starts.
   """
 
   configs: str
@@ -168,7 +168,7 @@ class Save:
 
   Attributes:
     state: the digest of its state.
-    batches_passed: the batches that rollbacks had skipped before.
+    batches_passed: the number of batches that rollbacks had skipped before.
   """
 
   state: str
@@ -187,20 +187,21 @@ class Rollback:
 
 @dataclasses.dataclass
 class History:
-  """The history of a run, as its chain tells it.
+  """The history of a run by the records of its chain.
 
   Attributes:
-    starts, rollbacks: in order.
-    steps, saves, evaluations: by step, of the run as it stands; a step that was made again or
-      rolled back is here once. Evaluations are digests of metrics.
-    begins: the step from which on the chain holds.
+    starts, rollbacks: all starts and rollbacks, in order.
+    steps, saves, evaluations: the records of the run's present state, by step. Of a repeated step,
+      only the last record is included, and steps that were rolled back are not. Evaluations are
+      digests of metrics.
+    begins: the step at which the chain begins.
     last_step: the last step with a record.
     head: the hash of the last line.
-    num_records: of the whole chain.
-    repeated: how often a step was made again with the same bits.
-    rounded: how often a step was made again, in another environment, with other bits.
-    refused_once: the steps that came out differently when they were made again, and whose update
-      was left out at least one time.
+    num_records: the number of records of the whole chain.
+    repeated: the number of repetitions of steps with the same bits.
+    rounded: the number of repetitions of steps, in another environment, with other bits.
+    refused_once: the steps whose repetitions had different results, and whose update was left out
+      at least once.
   """
 
   starts: list[Start] = dataclasses.field(default_factory=list)
@@ -234,7 +235,7 @@ class HistoryReader:
     bound: the largest relative difference of losses that another environment may cause.
 
   Attributes:
-    history: up to the last record.
+    history: the history up to the last record that was read.
   """
 
   def __init__(self, bound: float):
@@ -242,8 +243,9 @@ class HistoryReader:
     self.history = History()
     self._lineage: Lineage | None = None
     self._batches_passed = 0
-    self._past_steps: dict[tuple[int, int], Step] = {}  # by step and index of the batch
-    self._past_saves: dict[tuple[int, int], Save] = {}  # by step and batches passed
+    # The last record of each step and index of its batch, or step and batches passed.
+    self._past_steps: dict[tuple[int, int], Step] = {}
+    self._past_saves: dict[tuple[int, int], Save] = {}
     self._past_evaluations: dict[tuple[int, int], tuple[str, Lineage]] = {}
 
   def read(self, lines: Iterable[bytes]) -> History:
@@ -299,7 +301,7 @@ class HistoryReader:
     if history.starts:
       self._check_data(start)
     is_earliest = not history.starts or start.step < history.begins
-    if is_earliest:  # such as a return to a step from before the chain was begun
+    if is_earliest:  # such as a return to a step before the chain's first record
       history.begins = start.step
       self._lineage = Lineage.first(start)
       self._return_to(-1)
@@ -312,7 +314,7 @@ class HistoryReader:
     self._return_to(start.step)
 
   def _check_data(self, start: Start) -> None:
-    """Check that a start is on the data of the first one."""
+    """Check that a start has the same data as the first start."""
     first = self.history.starts[0]
     names = {*start.fingerprints, *first.fingerprints}
     changed = [n for n in sorted(names) if start.fingerprints.get(n) != first.fingerprints.get(n)]
@@ -360,7 +362,7 @@ class HistoryReader:
     return lineage
 
   def _return_to(self, step: int) -> None:
-    """Forget the later steps, which the run makes again."""
+    """Forget the later steps, which the run repeats."""
     history = self.history
     history.last_step = step
     for records in (history.steps, history.saves, history.evaluations):
@@ -530,11 +532,11 @@ class HistoryReader:
 
 
 def compare_losses(expected: Step, actual: Step, exactness: str, bound: float) -> str | None:
-  """Return how the numbers of two records of a step differ beyond measure; None if they do not.
+  """Describe the difference of two records of a step; None if it is permitted.
 
   Args:
     exactness: `bits` or `bound`.
-    bound: the largest relative difference of losses under `bound`.
+    bound: the largest permitted relative difference of losses with `bound`.
   """
   for name in ("loss", "gradient_norm"):
     before = getattr(expected, name)

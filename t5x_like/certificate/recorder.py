@@ -1,9 +1,9 @@
 """Record the starts, steps, saves, evaluations and rollbacks of a run in its chain.
 
-Process 0 writes. In a job of several processes, each sends the sums of its rows' digests every few
-steps and before every other record, over the coordinator's store: no collective is added, and no
-process waits for the step just dispatched. So the last records of a killed job can be missing, but
-none before its last checkpoint is.
+Process 0 writes. In a job of several processes, each sends the sums of its rows' digests over the
+coordinator's store, every few steps and before every record that is no step. So there is no further
+collective, and no process waits for the step just dispatched. The last records of a killed job can
+be missing, but no record before its last checkpoint.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import rows_by_process
 from t5x_like.runtime import process
 
-MAX_UNSENT_STEPS = 32  # whose digests the processes of a job have not yet combined
+MAX_UNSENT_STEPS = 32  # steps after which the processes of a job combine their digests
 _LOSSES = ("loss", "gradient_norm")
 _DEVICE_COUNT = "--xla_force_host_platform_device_count="
 
@@ -83,8 +83,10 @@ class Recorder:
 
   def __init__(self, workdir: pathlib.Path, check: Callable[[], None]):
     self._chain = chain.ChainWriter(workdir, check) if process.is_first() else None
-    self._digest_sums: dict[int, int] = {}  # by step, of batches whose metrics are not read yet
-    self._steps: list[tuple[int, int, dict[str, Any]]] = []  # step, sum and facts, not combined yet
+    # Sums of digests by step, for steps whose metrics have not arrived.
+    self._digest_sums: dict[int, int] = {}
+    # (step, sum of digests, other facts) of steps whose sums the processes have not combined.
+    self._steps: list[tuple[int, int, dict[str, Any]]] = []
 
   def begin(
     self,
@@ -181,7 +183,7 @@ class Recorder:
       self._chain.append(kind, step, **facts)
 
   def _combine(self) -> None:
-    """Write the steps whose batches are digested in part, with the parts of all processes."""
+    """Combine the sums of all processes, and write the records of the steps that wait for them."""
     steps = self._steps
     if not steps:
       return
@@ -194,7 +196,7 @@ class Recorder:
       self._chain.append(chain.STEP, step, batch=batch, **facts)
 
   def flush(self) -> None:
-    """Put the records on disk."""
+    """Flush the records to the disk."""
     if self._chain is not None:
       self._chain.flush()
 

@@ -24,7 +24,7 @@ from t5x_like.rows import Runner
 
 TASK_NAME = "classification"
 _DEFAULT_TOP_K = 5  # labels of an answer
-# Formats without blank lines; JSON lines are read apart, because each blank one has an answer.
+# Formats without blank lines. JSON lines are read separately, as a blank line has an answer too.
 _TABLE_FORMATS = ("csv", "tsv", "parquet", "arrow")
 
 
@@ -81,8 +81,8 @@ class TextClassification:
     model: the abstract model.
     vocabulary: the vocabulary of its training.
     task: the arguments of `config.task` in its training; `labels` of None is a regression.
-    flags: the flags given on the command line: `top_k` is the number of labels to give, 5 by
-      default.
+    flags: the flags of the command line: `top_k` is the number of labels in an answer, by default
+      5.
   Raises:
     UserError: another flag is given.
   """
@@ -94,8 +94,7 @@ class TextClassification:
     if unknown_flags:
       raise UserError(
         f"--{unknown_flags[0]}={flags[unknown_flags[0]]}: the model classifies texts and "
-        "generates nothing; of "
-        "these flags it takes --top_k, the number of labels to give"
+        "generates nothing; it takes only --top_k, the number of labels"
       )
     top_k = flags.get("top_k", _DEFAULT_TOP_K)
     if top_k < 1:
@@ -111,7 +110,7 @@ class TextClassification:
     self._architecture = arguments["architecture"]
     self._length = arguments["length"]
     self._both_orders = arguments["both_orders"]
-    # a published model of several labels at once
+    # Some published models give each label a probability of its own.
     self._independent = bool(arguments.get("independent"))
     self._top_k = min(top_k, len(self.labels or ()))
     self._model = model
@@ -123,7 +122,7 @@ class TextClassification:
 
   @property
   def description(self) -> str:
-    """Describe in a sentence the messages that it takes."""
+    """Describe the messages that it takes, in a sentence."""
     text = "two texts with ' | ' between them" if self.pairs else "your text"
     if self.labels is None:
       return f"It gives a number to {text}."

@@ -17,13 +17,13 @@ from t5x_like.vocabularies.kinds._shared import SPELLINGS
 
 
 def check_options(flags: dict[str, Any]) -> dict[str, Any]:
-  """Return the flags; raise UserError, naming a flag that mask filling does not take."""
+  """Return the flags; raise UserError for a flag that mask filling does not take."""
   unknown_flags = [name for name in flags if name != "top_k"]
   if unknown_flags:
     raise UserError(
       f"--{unknown_flags[0]}={flags[unknown_flags[0]]}: the model is an encoder, which "
-      "fills masks and generates "
-      "nothing; of these flags it takes --top_k, the candidates for each mask"
+      "fills masks and generates nothing; it takes only --top_k, the number of candidates for each "
+      "mask"
     )
   return flags
 
@@ -74,7 +74,7 @@ class MaskFilling:
         )
       if len(ids) + 2 > longest:
         raise UserError(
-          f"{where} has {len(ids) + 2} tokens with those that begin and end it, expected at most "
+          f"{where} has {len(ids) + 2} tokens, CLS and SEP included, expected at most "
           f"{longest}, the length the model was trained with; shorten or split it"
         )
       rows.append([cls_id, *ids, sep_id])
@@ -91,7 +91,7 @@ class MaskFilling:
     """
     mask_positions = [np.flatnonzero(np.asarray(row) == self.mask_id) for row in ids]
     max_masks = max(map(len, mask_positions))
-    padded_masks = 1 << (max_masks - 1).bit_length()  # powers of two keep shapes few
+    padded_masks = 1 << (max_masks - 1).bit_length()  # powers of two limit the number of shapes
     positions_nK = np.zeros((len(ids), padded_masks), np.int32)
     for row, positions in enumerate(mask_positions):
       positions_nK[row, : len(positions)] = positions
@@ -103,7 +103,7 @@ class MaskFilling:
     return answers
 
   def _pad_length(self, length: int) -> int:
-    """Return the padded length: one of few, or the trained length for sparse cores."""
+    """Return the padded length: a power of two, or the trained length for sparse cores."""
     (longest,) = self.features["encoder_input_tokens"]
     return padded_length(length, longest) if self.dense else longest
 
@@ -159,6 +159,6 @@ def _find_masked_lm(model) -> Callable:
   if hasattr(model.head, "lm") or hasattr(model.head, "mlm"):
     return model.outputs
   raise UserError(
-    f"--workdir: the model is an encoder whose head ({head}) says nothing about masked tokens; "
+    f"--workdir: the model is an encoder whose head ({head}) does not predict masked tokens; "
     "give the workdir of its pretraining, or evaluate this one with python -m t5x_like.evaluate"
   )

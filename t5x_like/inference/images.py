@@ -1,4 +1,4 @@
-"""Predictions for images: their classes or the objects in them, likeliest first."""
+"""Predict the classes of images or the objects in them, likeliest first."""
 
 import concurrent.futures
 import os
@@ -52,7 +52,7 @@ def summarize_skipped(answers: Sequence[dict[str, Any]], unit: str = "files") ->
 
 
 def build_predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
-  """Make the predictor of a model of images, which answers files by a `Runner`.
+  """Build the predictor of a model of images, which answers files by a `Runner`.
 
   Args:
     model: the abstract model.
@@ -163,7 +163,7 @@ class ImageClassification(ImagePredictor):
 
   def compute(self, model, batch):
     p_BV = self.probabilities(model, batch)
-    # stays sharded by rows, unlike a `top_k`
+    # A sort stays sharded by rows; a `top_k` would gather all rows on every device.
     best_BK = jnp.argsort(-p_BV, axis=-1)[:, : self.top_k]
     return best_BK, jnp.take_along_axis(p_BV, best_BK, axis=-1)
 
@@ -185,7 +185,7 @@ def read_top_k(flags: dict[str, Any], action: str, unit: str, default: int) -> i
   if unknown_flags:
     raise UserError(
       f"--{unknown_flags[0]}={flags[unknown_flags[0]]}: the model {action} and generates nothing; "
-      f"of these flags it takes --top_k, the number of {unit} to give"
+      f"it takes only --top_k, the number of {unit}"
     )
   if "top_k" in flags and flags["top_k"] < 1:
     raise UserError(f"--top_k={flags['top_k']}: expected at least 1")
@@ -193,7 +193,7 @@ def read_top_k(flags: dict[str, Any], action: str, unit: str, default: int) -> i
 
 
 def class_names(vocabulary, labels: int) -> list[str]:
-  """Return the names of classes; those that the vocabulary does not name are "class N"."""
+  """Return the names of classes, "class N" for a class that the vocabulary does not name."""
   names = getattr(vocabulary, "names", ())
   return [names[n] if n < len(names) else f"class {n}" for n in range(labels)]
 

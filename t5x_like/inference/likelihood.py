@@ -43,7 +43,7 @@ class Likelihood:
       are unlimited, its training length.
 
   Attributes:
-    longest: as above.
+    longest: the most tokens that the model reads, as in the argument.
     longest_answer: the most tokens of a continuation; None for an encoder-decoder with unlimited
       positions.
 

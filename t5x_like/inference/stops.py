@@ -1,4 +1,4 @@
-"""Strings that end a generated text: `predict`, `chat` and lm_eval's `until` share them."""
+"""Cut generated texts at stop strings, for `predict`, `chat` and lm_eval's `until`."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ from t5x_like.decoding.stops import StopStrings
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
 
-_UNFINISHED = "\ufffd"  # in a text whose characters lack bytes
+_UNFINISHED = "\ufffd"  # decoding replaces an incomplete character by it
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 

@@ -1,7 +1,4 @@
-"""Generate text token by token for a waiting reader.
-
-Two programs are compiled once, for every prompt.
-"""
+"""Generate text token by token for a reader, with two programs that serve every prompt."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -23,10 +20,10 @@ _UNFINISHED = "\ufffd"  # the end of a text whose last character lacks bytes
 
 
 class Stream:
-  """Generation that yields text as it comes.
+  """Generation that yields each piece of text as soon as it is complete.
 
-  Prompts are padded to one length, so that one program reads them all and another one generates
-  every next token.
+  Prompts are padded to one length, so that one program reads every prompt and another program
+  generates every next token.
 
   Args:
     run: a runner of the model.
@@ -78,11 +75,11 @@ class Stream:
       text = self._predict.decode_answer(ids, new_ids)
       if stops.cut(text) != text:
         break
-      settled = stops.stable_prefix(text)
-      is_longer = settled.startswith(yielded) and len(settled) > len(yielded)
+      stable = stops.stable_prefix(text)
+      is_longer = stable.startswith(yielded) and len(stable) > len(yielded)
       if is_longer and not text.endswith(_UNFINISHED):
-        yield settled[len(yielded) :]
-        yielded = settled
+        yield stable[len(yielded) :]
+        yielded = stable
     answer = stops.cut(text)
     if len(answer) > len(yielded) and answer.startswith(yielded):
       yield answer[len(yielded) :]
@@ -97,7 +94,7 @@ class Stream:
     key = jax.random.fold_in(self._key, self._num_answers)
     self._num_answers += 1
     start, last_B1 = self._read(self._run.arrays, batch)
-    # Kept on the host: few transforms read it on the device.
+    # Kept on the host, as few transforms read the tokens so far.
     new_BT = np.zeros((self._rows, self._predict.new_tokens), np.int32)
     for index in range(self._predict.new_tokens):
       options = jnp.int32(index), key, jnp.float32(temperature)

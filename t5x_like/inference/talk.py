@@ -1,4 +1,4 @@
-"""Talks with a model of text: messages and answers, turn by turn."""
+"""Answer the messages of a conversation with a model of text, turn by turn."""
 
 from collections.abc import Iterator, Sequence
 
@@ -36,7 +36,7 @@ class Talk:
 
   @property
   def description(self) -> str:
-    """Describe in a sentence the messages that it takes."""
+    """Describe the messages that it takes, in a sentence."""
     if isinstance(self._predict, TextClassification):
       return self._predict.description
     if self._stream is None:

@@ -25,7 +25,7 @@ def read_texts(path: str, field: str | None = None, flag: str = "--input") -> li
       object on every line.
     field: the key of the text, by default `text` or, in a line without it, `messages`; if given,
       any file is read as JSON lines.
-    flag: the flag that gave the path, for messages.
+    flag: the flag that gave the path, for error messages.
   Raises:
     UserError: the file is missing, empty or not UTF-8, or a line is not an object with this key.
   """
@@ -71,14 +71,14 @@ def _read_lines(path: str, flag: str) -> list[str]:
     ) from error
   lines = content.removeprefix("\ufeff").removesuffix("\n").split("\n")
   if not any(line.strip() for line in lines):
-    raise UserError(f"{flag}={path}: found no text in it, expected an input on every line")
+    raise UserError(f"{flag}={path}: found no text, expected an input on every line")
   return lines
 
 
 def insert_blank_errors(
   inputs: Sequence[Any], answers: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-  """Put an `error` for each blank line among the answers to the other lines."""
+  """Insert an `error` for each blank line into the answers to the other lines."""
   remaining = iter(answers)
   return [{"input": "", "error": BLANK} if text is None else next(remaining) for text in inputs]
 

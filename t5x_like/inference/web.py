@@ -18,8 +18,8 @@ from t5x_like.inference.talk import Talk
 PAGE = pathlib.Path(__file__).with_name("chat.html")
 _ROLES = ("system", "user", "assistant")
 _MAX_REQUEST_BYTES = 2**20
-_READ_SECONDS = 10.0  # for a whole request
-_WRITE_SECONDS = 10.0  # for a part of an answer that the reader does not take
+_READ_SECONDS = 10.0  # time limit of reading a request
+_WRITE_SECONDS = 10.0  # time limit of sending a part of an answer to a reader that does not take it
 _MAX_CONNECTIONS = 512
 _POLICY = (
   "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -58,9 +58,9 @@ class Server(http.server.ThreadingHTTPServer):
 
   `/say` takes the conversation as JSON and streams the answer as text.
 
-  It listens on the loopback address only, and answers only requests that name it, from pages of its
-  own: another site that is open in the browser can neither read nor use it. One answer is made at a
-  time.
+  It listens on the loopback address only, and answers only requests to its own address from its own
+  page, so that another site that is open in the browser can neither read nor use it. It generates
+  one answer at a time.
   """
 
   daemon_threads = True
@@ -89,7 +89,7 @@ class Server(http.server.ThreadingHTTPServer):
   def handle_error(self, request, client_address):
     """Print an error of an answer as one line, where the base class prints a traceback."""
     error = sys.exception()
-    if not isinstance(error, OSError):  # of a connection that is gone
+    if not isinstance(error, OSError):  # an OSError is of a connection that has ended
       print(
         f"warning: a request failed: {type(error).__name__}: {one_line(error)[:300]}",
         file=sys.stderr,
@@ -116,10 +116,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     try:
       self.connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-      pass  # it has ended by itself
+      pass  # the connection has ended already
 
   def do_GET(self):
-    if not self._is_own():
+    if not self._check_origin():
       return
     if self.path == "/":
       self._send(200, "text/html; charset=utf-8", PAGE.read_bytes())
@@ -129,7 +129,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self._refuse(404, "no such page")
 
   def do_POST(self):
-    if not self._is_own():
+    if not self._check_origin():
       return
     if self.path != "/say" or self.headers.get("Content-Type") != "application/json":
       return self._refuse(404, "expected JSON at /say")
@@ -150,10 +150,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     except (BrokenPipeError, ConnectionResetError, TimeoutError):
       pass  # the reader stopped the answer, or no longer reads it
 
-  def _is_own(self) -> bool:
-    """Return whether a request names this server and comes from its page, or refuse it.
+  def _check_origin(self) -> bool:
+    """Refuse a request to another address or from another site's page; return whether it may pass.
 
-    Requests that come from no page are allowed too.
+    Requests that come from no page may pass too.
     """
     origin = self.headers.get("Origin")
     names_server = self.headers.get("Host") in self.server.names
@@ -188,7 +188,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._send(code, "text/plain; charset=utf-8", reason.encode())
 
   def log_message(self, *_):
-    pass  # the terminal is the user's
+    pass  # no log of requests in the user's terminal
 
 
 def _parse_conversation(content: bytes) -> tuple[list[Message], float]:
@@ -198,7 +198,7 @@ def _parse_conversation(content: bytes) -> tuple[list[Message], float]:
     messages = [Message(message["role"], message["content"]) for message in request["messages"]]
     temperature = float(request.get("temperature", 0))
     for message in messages:
-      message.content.encode()  # half of a surrogate pair is no text
+      message.content.encode()  # refuses half of a surrogate pair
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
     raise UserError(
       f"found no conversation ({one_line(error)[:80]}), expected messages with role and content"

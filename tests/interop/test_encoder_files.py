@@ -106,7 +106,7 @@ def test_a_body_alone_may_have_its_prefix(classes, tmp_path):
 
 def test_an_xlnet_without_its_language_model_fills_nothing(tmp_path):
   test_golden.write("xlnet-tokens", tmp_path / "model")
-  with pytest.raises(UserError, match="says nothing about masked tokens"):
+  with pytest.raises(UserError, match="does not predict masked tokens"):
     MaskFilling(hf.load_abstract(str(tmp_path / "model")), vocabularies.load("bytes"), {})
 
 

@@ -42,7 +42,7 @@ _FLAGS = ("references", "predictions", "compare", "bootstrap", "seed", "output")
 _SUITES = {"glue": glue.SUITE, "superglue": superglue.SUITE}
 _ENDINGS = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".txt", ".txt.gz")
 _RESAMPLES = 1000
-_MAX_LISTED = 5  # names in a message
+_MAX_LISTED = 5  # the most names in a message
 
 
 @handle_errors

@@ -403,9 +403,9 @@ def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) ->
 
 
 def _language(path: str) -> str | None:
-  """Return the answers' language in a file's name, such as `xquad.de.json`; None if it is unclear.
+  """Return the answers' language by a file's name, such as `xquad.de.json`; None if it is unclear.
 
-  In `dev-context-de-question-en.json` it is the context's.
+  For `dev-context-de-question-en.json` it is the language of the context.
   """
   name = pathlib.Path(path).name.lower()
   languages = re.findall(r"context-([a-z]{2})\b", name)
@@ -456,7 +456,7 @@ def _record() -> Benchmark:
 
 
 def _tags(metric: Metric, column: str) -> Benchmark:
-  """Score tags; `column` is a number or, of CoNLL-U, a column's name or a key of MISC."""
+  """Score tags; `column` is a number or, in CoNLL-U, the name of a column or a key of MISC."""
 
   def read(paths: Sequence[str]) -> list[Row]:
     path = only_path(paths)

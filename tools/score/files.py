@@ -12,7 +12,7 @@ from t5x_like.corpora.sources import Skip
 from t5x_like.corpora.sources._files import LONGEST, read_text
 from t5x_like.errors import UserError
 
-# Fields that hold an id, the surest first: a table's `index` is often only the number of its row.
+# Fields that hold an id, the most reliable first: `index` is often only the number of a row.
 IDS = (
   "id idx pairID guid qid qId QuestionId question_id example_id doc_id paper_id ind name "
   "question index"
@@ -271,9 +271,9 @@ def refuse_references(path: str, values: Sequence[Any], references: Sequence[Any
     references: each example's record in the references.
 
   Raises:
-    UserError: all values are those of the same key in the references, or of any key if they are
-      sentences; the file's key does not name a prediction, and it has keys that neither the
-      references have nor name a fact.
+    UserError: all values equal the references' values of the same key (or of any key, if they are
+      sentences), the file's key does not name a prediction, and another key might: the references
+      lack it, and it names no fact about a prediction.
   """
   if not references or not all(isinstance(reference, dict) for reference in references):
     return

@@ -1,4 +1,4 @@
-"""Make batches of a run again, from its config and its data, and compare them with the chain."""
+"""Rebuild batches of a run from its config and its data, and compare them with the chain."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,23 +14,23 @@ from t5x_like.training import phases
 from t5x_like.training.build import build_phases
 from t5x_like.training.workdir import build_identity
 
-_MAX_SKIPPED = 64  # batches that are made in vain before a pipeline is opened anew
+_MAX_SKIPPED = 64  # to skip more batches, the pipeline is opened again at a later one
 Batch = dict[str, np.ndarray]
 
 
 def check_batches(
   run: CertifiedRun, steps: Sequence[int], report_progress: Callable[[int], None]
 ) -> str:
-  """Check that the batches of steps are those which config, data and seed give.
+  """Check that the batches of steps follow from config, data and seed.
 
   Args:
-    steps: to check, in any order.
+    steps: the steps to check, in any order.
     report_progress: called with the number of steps checked so far.
   Returns:
-    A line about them, which names steps whose batch is another and whose update was left out: the
-    run's memory was at fault, and the batch has changed no parameter.
+    A line about the batches. It names the steps whose batch differs and whose update was left out:
+    the run's memory was faulty, and the batch changed no parameter.
   Raises:
-    Break: the data are others, or at the first step whose batch is another.
+    Break: the data differ from the run's, or the batch of a step, the first of which is named.
   """
   history = run.history
   config = run.config()
@@ -62,7 +62,7 @@ def check_batches(
 
 
 def _check_fingerprints(run: CertifiedRun, run_phases: list[phases.Phase]) -> None:
-  """Check that the data are those of the run's starts."""
+  """Check that the data and the vocabulary are the run's."""
   *early, main = run_phases
   early_tasks = {phase.name: phase.task for phase in early}
   fingerprints = build_identity(run.config(), main.task, early_tasks)["fingerprints"]
@@ -89,11 +89,11 @@ def _check_fingerprints(run: CertifiedRun, run_phases: list[phases.Phase]) -> No
 
 
 class BatchSource:
-  """Make whole batches of a run by their index, fast for ascending ones.
+  """A source of whole batches of a run by their index, which is fast for ascending indices.
 
   Args:
     run_phases: the phases of the run.
-    config: its resolved config.
+    config: the resolved config of the run.
   """
 
   def __init__(self, run_phases: list[phases.Phase], config):

@@ -34,11 +34,11 @@ class CertifiedRun:
   """A run whose chain is one history.
 
   Attributes:
-    address: of its workdir.
+    address: the address of its workdir.
     folder: a local directory with its small files.
     identity: the content of its `config.json`.
-    history: of its chain.
-    overrides: `KEY=VALUE` of each `--config.KEY=VALUE`, such as another place of the data.
+    history: the history that its chain records.
+    overrides: `KEY=VALUE` of each `--config.KEY=VALUE`, such as another location of the data.
     bound: the largest relative difference of losses that other versions or devices may cause.
   """
 
@@ -54,7 +54,7 @@ class CertifiedRun:
     return f"{self.address.rstrip('/')}/{CHECKPOINTS}"
 
   def config(self, identity: dict[str, Any] | None = None) -> ConfigDict:
-    """Return the resolved config of an identity; None is that of `config.json`."""
+    """Return the resolved config of an identity; None is the identity in `config.json`."""
     origin = f"{self.address}/{IDENTITY_FILE}"
     return resolve(config_lib.restore(identity or self.identity, self.overrides, origin))
 
@@ -75,7 +75,7 @@ def open_certified_run(address: str, overrides: Sequence[str] = ()) -> Certified
   """Open the run in a workdir, and read its chain.
 
   Raises:
-    Break: the chain is no history.
+    Break: the chain is not one history.
     UserError: there is no run, or no chain.
   """
   folder = copy_small_files(address, with_certificate=True)

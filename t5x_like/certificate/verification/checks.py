@@ -17,9 +17,9 @@ class Check:
   """The outcome of one check.
 
   Attributes:
-    name: of what was compared with the chain.
-    summary: a line about it.
-    failure: where it does not hold; None if it holds.
+    name: the part of the run that was compared with the chain, such as "metrics".
+    summary: a line about the outcome.
+    failure: the first difference; None if there is none.
   """
 
   name: str
@@ -36,8 +36,8 @@ def check_all(
   """Compare a run with its chain, and return the outcomes.
 
   Args:
-    num_batches: how many batches to make again at most, the first and the last among them.
-    num_replayed: how many steps to compute again at most.
+    num_batches: the largest number of batches to rebuild, the first and the last among them.
+    num_replayed: the largest number of steps to compute again.
     report_progress: called with the name of a check, and a count.
   Raises:
     UserError, DamageError: a file of the run, or its data, cannot be read.
@@ -65,7 +65,7 @@ def check_all(
   if num_batches:
     checks.append(_run_check("data", check_sampled_batches))
   has_failed = any(check.failure for check in checks)
-  if num_replayed and not has_failed:  # the steps begin from the checkpoints, config and data
+  if num_replayed and not has_failed:  # a replay needs the checkpoints, the config and the data
     checks.append(_run_check("replay", check_replay))
   return checks
 
@@ -78,7 +78,7 @@ def _run_check(name: str, check: Callable[[], str]) -> Check:
 
 
 def _sample_steps(run: CertifiedRun, count: int) -> list[int]:
-  """Return the first and the last step, and others at random, up to a count."""
+  """Return at most `count` steps: the first, the last, and random ones between them."""
   numbers = list(run.history.steps)
   if count >= len(numbers):
     return numbers

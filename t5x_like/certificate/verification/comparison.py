@@ -9,12 +9,12 @@ from t5x_like.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """Two runs, step by step.
+  """The comparison of two runs, step by step.
 
   Attributes:
     first: the first step that both chains have.
     last: the last step up to which they agree.
-    num_states: the saved states in common.
+    num_states: the number of equal saved states.
     difference: the first difference; None if there is none.
     notes: differences of configs and environments.
   """

@@ -1,4 +1,4 @@
-"""Compare the kept checkpoints of a run with the states that its chain names."""
+"""Compare the kept checkpoints of a run with the states in its chain."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ from t5x_like.files import checked_json
 
 
 def check_checkpoints(run: CertifiedRun) -> list[int]:
-  """Check every checkpoint: its tensors, its manifest, and that the chain names its state.
+  """Check the tensors and the manifest of every checkpoint, and that its state is in the chain.
 
-  The tensors of one top-level key, such as `params`, are in memory at a time.
+  Tensors are read one top-level key, such as `params`, after the other, to save memory.
 
   Returns:
     The steps of the checkpoints that the chain covers.
   Raises:
-    Break: at the first checkpoint that is not the one of the chain.
+    Break: a checkpoint differs from the chain; names the first one.
   """
   history = run.history
   covered = []
@@ -78,7 +78,7 @@ def _check_checkpoint(run: CertifiedRun, checkpoints: Checkpoints, step: int, sa
 
 
 def _check_metadata(run: CertifiedRun, step: int, metadata: dict[str, Any], save: Save) -> None:
-  """Check the config and the skipped batches that a checkpoint names."""
+  """Check the config and the number of skipped batches in a checkpoint's metadata."""
   identity = dict(metadata)
   rollbacks = identity.pop("rollbacks", {})
   batches_passed = rollbacks.get("batches_passed", 0)
@@ -90,6 +90,6 @@ def _check_metadata(run: CertifiedRun, step: int, metadata: dict[str, Any], save
       f"{save.batches_passed}",
     )
   configs = [start.config for start in run.history.starts]
-  # the checkpoint that the first start continued from may be of an earlier config
+  # The checkpoint from which the first start continued may have an earlier config.
   if step > run.history.begins and checked_json.digest(identity) not in configs:
     raise Break(step, CONFIG, "its checkpoint names a config that no start of the chain has")

@@ -18,8 +18,8 @@ def render_certificate(address: str, history: History | None, checks: list[Check
   """Return the page of a run.
 
   Args:
-    history: of its chain; None if the chain is broken.
-    checks: the outcomes, that of the chain included.
+    history: the history of its chain; None if the chain is broken.
+    checks: the outcomes of all checks, of the chain too.
   """
   holds = not any(check.failure for check in checks)
   verdict = "holds" if holds else "DOES NOT HOLD"
