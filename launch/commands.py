@@ -33,11 +33,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # all but the tab
 EXIT_NO_ANSWER = 124  # the exit code of timeout(1)
 EXIT_INTERRUPTED = 130  # a launcher that was stopped by ^C
-QUERY_SECONDS = 120.0  # limit of a command that only reads a state
-COMMAND_SECONDS = 600.0  # limit of a command that changes something
-_KILL_SECONDS = 10.0
+QUERY_SECONDS = 120.0  # time limit of a command that only reads a state
+COMMAND_SECONDS = 600.0  # time limit of a command that changes something
+_KILL_SECONDS = 10.0  # from TERM to KILL
 KEY_VARIABLE = "T5X_LIKE_JOB_KEY"  # the secret of a job's processes
-# Runs a command that ends with its parent: on Linux the kernel kills it when that exits
+# Runs a command that ends with its parent: on Linux, the kernel kills it when the parent exits
 # (prctl 1 is PR_SET_PDEATHSIG, 9 is SIGKILL; the setting survives exec).
 _CHILD_PROGRAM = """
 import ctypes, os, sys
@@ -76,7 +76,7 @@ def make_parser(description: str, actions: Sequence[str]) -> Parser:
   flags = Parser(description, opens_runs=False)
   flags.add_argument("action", choices=actions)
   flags.add_argument(
-    "--dry_run", action="store_true", help="print every command and file, run and write nothing"
+    "--dry_run", action="store_true", help="print every command and file; run and write nothing"
   )
   flags.add_argument("--name", help="name of the job (default: derived from the workdir)")
   flags.add_argument(
@@ -135,7 +135,7 @@ def check_least_slices(args: argparse.Namespace) -> None:
   """Check --least_slices against --slices.
 
   Raises:
-    UserError: it is less than 1 or more than --slices.
+    UserError: --least_slices is less than 1 or more than --slices.
   """
   if args.least_slices is not None and not 1 <= args.least_slices <= args.slices:
     raise UserError(f"--least_slices={args.least_slices}: expected 1 to --slices={args.slices}")
@@ -443,7 +443,7 @@ class Shell:
         return process.wait(seconds)
       except subprocess.TimeoutExpired:
         _end_group(process)
-        log(f"{command[0]}: not done within {seconds:g} s; ended")
+        log(f"{command[0]}: not finished within {seconds:g} s; ended")
         return EXIT_NO_ANSWER
       except BaseException:
         _end_group(process)
@@ -538,9 +538,10 @@ def last_line(text: str) -> str:
 
 
 def choose_exit_code(codes: Sequence[int]) -> int:
-  """Return the exit code of a job from those of its processes (docs/reference/exit-codes.md).
+  """Return the exit code of a job by the codes of its processes (docs/reference/exit-codes.md).
 
-  Codes of causes, such as a user's error, precede codes of their consequences, such as a lost peer.
+  Codes of causes, such as a user's error, take precedence over codes of consequences, such as a
+  lost peer.
   """
   rank = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
   failures = [code for code in codes if code]
@@ -548,5 +549,5 @@ def choose_exit_code(codes: Sequence[int]) -> int:
 
 
 def is_restarted(code: int) -> bool:
-  """Return whether starting the job again may help after an exit code."""
+  """Return whether a job is started again after an exit code."""
   return code not in (0, *EXITS_NOT_RESTARTED) and code is not None

@@ -7,13 +7,13 @@ With GPUs: --accelerator=nvidia-h100-80gb --nodes=2 --gpus_per_node=8.
 
 `start` applies the manifest with kubectl, in the cluster and namespace that kubectl is set to;
 --dry_run prints the manifest. launch/Dockerfile builds the image. Evictions, preemptions and
-failures that another start may cure restart the JobSet up to `--restarts` times; other exit codes
-end it (docs/reference/exit-codes.md). The same command replaces a finished or failed JobSet and
+failures that a restart may fix restart the JobSet up to `--restarts` times; other exit codes end it
+(docs/reference/exit-codes.md). The same command replaces a finished or failed JobSet and
 continues the run. Secrets come from a Kubernetes secret (--secret), never from the command line.
 `status`, `logs` and `stop` take the same flags.
 
-With --slices=N --least_slices=M, N - M lost slices are a pause: the others go on, and the pods of a
-lost slice wait for new nodes and join again (launch/member.py).
+With --slices=N --least_slices=M, the job continues after the loss of up to N - M slices. The pods
+of a lost slice wait for new nodes and join again (launch/member.py).
 
 Only the JobSet is created. Its pods end with it, at the latest `--max_hours` after a start, and a
 finished JobSet is removed after a week. Nodes are billed as long as they exist. A node pool with
@@ -42,10 +42,10 @@ _UNKNOWN = "unknown"
 _IMAGE_FOLDERS = ("t5x_like", "configs", "launch", "tools")  # copied by launch/Dockerfile
 _IMAGE = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")
 _WEEK_SECONDS = 7 * 24 * 3600
-_CHECK_SECONDS = 600  # for the image and for launch/preflight.py at the start of a pod
-_NODE_SECONDS = 900.0  # in which a pool with autoscaling removes nodes after their pods
-_STOP_SECONDS = 600.0  # in addition to the grace period
-# Disks and memory of a node in which a job may have a directory. The rest belongs to the system.
+_CHECK_SECONDS = 600  # to pull the image and run launch/preflight.py at the start of a pod
+_NODE_SECONDS = 900.0  # within this time, a pool with autoscaling removes nodes after their pods
+_STOP_SECONDS = 600.0  # time to delete a JobSet, in addition to the grace period
+# Directories of a node below which a job may have a directory. Others belong to the system.
 _HOST_FOLDERS = ("/dev/shm", "/mnt/disks", "/tmp", "/var/tmp")
 # Variables of the pods of an elastic job, from fields of the pod.
 _POD_FIELDS = {
@@ -53,7 +53,7 @@ _POD_FIELDS = {
   "RESTART": "metadata.labels['jobset.sigs.k8s.io/restart-attempt']",
   "HOST_ADDRESS": "status.podIP",
 }
-# Appended to the secret of the processes: a JobSet that starts again is another meeting of hosts.
+# Appended to the secret of the processes, so that hosts of different starts do not meet.
 _RESTART_SUFFIX = '"-$RESTART"'
 _ONE_SLICE_A_POOL = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 
@@ -90,7 +90,7 @@ def manifest(job: Job, args) -> dict:
     },
   }
   if _is_elastic(args):
-    # The processes of all slices end together. A slice that is lost at that moment is not awaited.
+    # The processes of all slices end together. A slice that is then lost is not waited for.
     jobset["spec"]["successPolicy"] = {"operator": "Any"}
   return jobset
 
@@ -369,7 +369,7 @@ def check_host_directory(path: str) -> None:
   is_below = any(parent == folder or parent.startswith(f"{folder}/") for folder in _HOST_FOLDERS)
   if posixpath.normpath(path) != path or not is_below:
     raise UserError(
-      f"--host_directory={path}: expected a directory of the job's own below "
+      f"--host_directory={path}: expected a directory for this job only, below "
       f"{', '.join(_HOST_FOLDERS)}, such as /dev/shm/t5x_like; every user of the node may write "
       "to it"
     )
@@ -486,7 +486,7 @@ def _check_start(args) -> None:
       "us-docker.pkg.dev/PROJECT/training/t5x_like:1"
     )
   if _is_gpu(args) and args.slices > 1:
-    raise UserError(f"--slices={args.slices}: GPUs have none; give --nodes={args.slices}")
+    raise UserError(f"--slices={args.slices}: GPUs have no slices; give --nodes={args.slices}")
   commands.check_least_slices(args)
   if not all(size.isdecimal() and int(size) for size in args.topology.split("x")):
     raise UserError(f"--topology={args.topology}: expected a shape such as 4x4 or 2x2x4")

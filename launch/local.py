@@ -96,7 +96,7 @@ class Launcher:
     while True:
       attempt = self._attempt()
       if attempt.failed_index is None:
-        _log(f"all {self.processes} processes ended well ({failures} failures before)")
+        _log(f"all {self.processes} processes succeeded ({failures} failures before)")
         return 0
       process_code = attempt.codes[attempt.failed_index]
       code = _exit_code(process_code)
@@ -109,7 +109,7 @@ class Launcher:
       failures += 1
       _log(f"process {attempt.failed_index} failed: {_describe(process_code)}")
       if code in EXITS_NOT_RESTARTED:
-        _log("not restarting: an error to mend first")
+        _log("not restarting: fix the error first")
         return code
       if self._signals or failures > restarts:
         reason = "stopped by a signal" if self._signals else f"{restarts} restarts allowed"
@@ -153,7 +153,7 @@ class Launcher:
     finally:
       self._stop_all()
     for reader in readers:
-      reader.join(timeout=5)  # a grandchild may still hold the pipe
+      reader.join(timeout=5)  # a grandchild may still have the pipe open
     return attempt
 
   def _watch(self) -> Attempt:
@@ -184,9 +184,9 @@ class Launcher:
     return Attempt([child.returncode for child in self._children], failed_index)
 
   def _find_cause(self) -> int | None:
-    """Return the index of the process whose failure to report, or None.
+    """Return the index of the process that caused the failure, or None.
 
-    A process that failed by itself precedes those that failed because of it.
+    Exit codes of causes take precedence over codes of their consequences.
     """
     ranks = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
     cause = None

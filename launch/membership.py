@@ -175,9 +175,9 @@ def decide(situation: Situation) -> Roster | None:
     return _decide_before_attempt(situation)
   codes = _codes(situation)
   if any(code in EXITS_NOT_RESTARTED for code in codes):
-    return _end(roster, choose_exit_code(codes), "not restarting: an error to mend first")
+    return _end(roster, choose_exit_code(codes), "not restarting: fix the error first")
   if len(codes) == len(roster.incarnations) and not any(codes):
-    return _end(roster, 0, f"all {len(codes)} processes ended well")
+    return _end(roster, 0, f"all {len(codes)} processes succeeded")
   lost = [slice_ for slice_ in roster.slices if _is_lost(slice_, situation)]
   if lost:
     return _continue_after_loss(situation, lost)

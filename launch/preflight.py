@@ -5,8 +5,8 @@
 It runs on every host and connects the hosts as the training command does. jax must use the expected
 accelerator (--platform). Each device multiplies two matrices with a known product. All devices add
 up their numbers by an all-reduce of a large buffer. A file is written to the workdir, read and
-removed. The local disk must have room. Each check prints one line per host; the exit code is then
-0. A failed check prints one line with the host and device and ends with an exit code of
+removed. The local disk must have free space. Each check prints one line per host, and the exit code
+is 0. A failed check prints one line with the host and device, and ends with an exit code of
 docs/reference/exit-codes.md.
 """
 
@@ -56,11 +56,11 @@ def check_devices() -> str:
         f"{device} of {socket.gethostname()} computes wrong products; replace the host"
       )
   kind = jax.local_devices()[0].device_kind
-  return f"{jax.local_device_count()} devices compute right ({kind})"
+  return f"{jax.local_device_count()} devices compute correctly ({kind})"
 
 
 def check_platform(platform: str) -> str:
-  """Check that jax uses the accelerator of the job, and not the CPU in its place.
+  """Check that jax uses the accelerator of the job, and not the CPU instead.
 
   Args:
     platform: `tpu`, `gpu` or `cpu`.
@@ -97,7 +97,8 @@ def check_links(devices: int | None) -> str:
   count = jax.device_count()
   if devices is not None and count != devices:
     raise UserError(
-      f"--devices={devices}: found {count} in {jax.process_count()} processes; is a host missing?"
+      f"--devices={devices}: found {count} in {jax.process_count()} processes; check that no host "
+      "is missing"
     )
   mesh = Mesh(jax.devices(), ("all",))
   split = NamedSharding(mesh, PartitionSpec("all"))
@@ -123,7 +124,7 @@ def check_links(devices: int | None) -> str:
     )
   rate = 2 * 4 * width * (count - 1) / count / seconds / 1e9
   return (
-    f"{count} devices of {jax.process_count()} hosts add up right, {rate:.2f} GB/s a device "
+    f"{count} devices of {jax.process_count()} hosts add up correctly, {rate:.2f} GB/s a device "
     "around the ring"
   )
 
@@ -178,7 +179,7 @@ def _end_late(seconds: float) -> None:
   A link or a store that hangs does not recover, and the slice is billed meanwhile.
   """
   print(
-    f"transient error: preflight {socket.gethostname()}: not done within {seconds:g} s: a device, "
+    f"transient error: preflight {socket.gethostname()}: not finished in {seconds:g} s: a device, "
     "link or store hangs",
     file=sys.stderr,
     flush=True,

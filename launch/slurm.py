@@ -5,8 +5,8 @@
 
 `start` writes a batch script into the workdir and submits it, unless a job of this name is queued
 or running. SLURM sends TERM before the time is over and on preemption. The run then saves and ends
-with exit code 75. After this code, and after failures that another start may cure, the job returns
-to the queue under the same number, up to `--restarts` times. Other exit codes end it
+with exit code 75. After this code, and after failures that a restart may fix, the job returns to
+the queue under the same number, up to `--restarts` times. Other exit codes end it
 (docs/reference/exit-codes.md). Running the same command later continues the run. `status`, `logs`
 and `stop`, which lets the run save, take the same flags.
 
@@ -16,7 +16,7 @@ lost one returns to the queue, and its slice joins again when it runs.
 
 Other options of sbatch are given as --sbatch=--OPTION=VALUE. A job uses its nodes until it ends,
 each time for at most --time or the limit of the partition. --budget and --deadline end it after a
-save (launch/spending.py). Nothing else is created.
+save (launch/spending.py). Nothing but the jobs is created.
 """
 
 import math
@@ -41,8 +41,8 @@ from t5x_like.errors import (
 
 _SRUN = "srun --kill-on-bad-exit=1"
 # Runs the command of a task; $0 is the file `_FATAL_CODES`. The first task that fails ends the
-# others, and srun returns the highest exit code, which is that of a signal. A task therefore writes
-# a code that ends the job into the file. SLURM's cgroups send TERM to this shell only.
+# others, and srun returns the highest exit code, which is the code of a signal. A task therefore
+# writes a code that ends the job into the file. SLURM's cgroups send TERM to this shell only.
 _TASK = """
 "$@" &
 trap "kill -TERM $!" TERM
@@ -55,7 +55,7 @@ exit $code
 # Files in the workdir.
 _STOP = "slurm.stop"  # if it exists, a job that ends does not return to the queue
 _BEGIN = "slurm.begin"  # time of the first start, from which a budget counts
-_FATAL_CODES = "slurm.code"  # exit codes of tasks that another start cannot cure
+_FATAL_CODES = "slurm.code"  # exit codes of tasks after which a restart cannot help
 
 
 def job_names(job: Job, args) -> list[str]:
@@ -74,8 +74,9 @@ def script(
   launch/member.py.
 
   Args:
-    slice_: number of the slice that the batch job is; None for a job without slices.
-    key_line: sets the secret of the processes, the same for all slices; default: a new one.
+    slice_: number of the batch job's slice; None for a job without slices.
+    key_line: line that sets the secret of the processes, the same for all slices; default: a line
+      with a new secret.
   """
   name = job.name if slice_ is None else job_names(job, args)[slice_]
   options = {
@@ -175,7 +176,7 @@ def _tasks_per_node(args) -> int:
 def _directive(option: str) -> str:
   """Return a #SBATCH line for an option.
 
-  sbatch reads these lines by its own rules: a backslash has a meaning inside quotes too.
+  sbatch reads these lines by its own rules: a backslash is an escape inside quotes too.
 
   Raises:
     UserError: the rules cannot express the option.
@@ -185,7 +186,7 @@ def _directive(option: str) -> str:
   if quote:
     flag = "--workdir" if name == "--output" else name
     raise UserError(
-      f"{flag}: found {quote[0]} in {value!r}, which a #SBATCH line cannot carry; leave it out"
+      f"{flag}: found {quote[0]} in {value!r}, which a #SBATCH line cannot contain; leave it out"
     )
   return f"#SBATCH {commands.quote(option)}"
 
@@ -223,8 +224,8 @@ def start(job: Job, args, shell: Shell) -> int:
 def _start_slices(job: Job, args, shell: Shell) -> int:
   """Submit a batch job for each slice; return the exit code.
 
-  If some are queued or running, the others are submitted again with the script that they had, by
-  which they join them.
+  If some are queued or running, the others are submitted again with their earlier scripts, whose
+  secret lets them join.
   """
   names = job_names(job, args)
   queued = [name for name in names if list_jobs([name], shell)]
@@ -243,7 +244,7 @@ def _start_slices(job: Job, args, shell: Shell) -> int:
 
 
 def _prepare_folder(job: Job, shell: Shell) -> pathlib.Path:
-  """Make the workdir for the batch scripts, and return it."""
+  """Create the workdir for the batch scripts, and return it."""
   folder = pathlib.Path(job.workdir)
   if not shell.dry_run:
     folder.mkdir(parents=True, exist_ok=True)
@@ -325,7 +326,7 @@ def _make_parser() -> commands.Parser:
 
 
 def _chips(args) -> Chips:
-  """Return the accelerators of the job, whose kind SLURM does not tell."""
+  """Return the accelerators of the job, whose kind is not known from SLURM."""
   return Chips("gpu", args.slices * args.nodes * (args.gpus_per_node or 1))
 
 

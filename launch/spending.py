@@ -1,8 +1,8 @@
 """Price a job before its start, and limit it by a budget and a deadline.
 
-The flags --prices, --budget and --deadline are the same for all launchers. A launcher says what the
-job costs in an hour and at most. It ends the job, after a save, so early that neither limit is
-exceeded.
+The flags --prices, --budget and --deadline are the same for all launchers. A launcher prints the
+price of the job for an hour and the most that it can cost. It ends the job after a save, early
+enough that neither limit is exceeded.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from t5x_like.planning.prices import Prices, read_prices
 
 _SECONDS_PER_HOUR = 3600.0
 _UNTIL = "T5X_LIKE_UNTIL"  # variable with the end of the job, in seconds since 1970
-# Kinds of chips in files of prices, by the words of the clouds.
+# Kinds of chips in files of prices, by the clouds' names.
 _TPU_KINDS = {
   "v5litepod": "v5e",
   "tpu-v4-podslice": "v4",
@@ -57,7 +57,7 @@ class Limit:
 def add_flags(parser: argparse.ArgumentParser) -> None:
   """Add the flags of prices and limits to a launcher's parser."""
   parser.add_argument(
-    "--prices", default="", metavar="FILE", help="prices per chip and hour, as TOML: see the how-to"
+    "--prices", default="", metavar="FILE", help="prices per chip and hour, in TOML; see the how-to"
   )
   parser.add_argument(
     "--budget", type=parse_amount, help="most that the job may cost, in the currency of --prices"
@@ -86,7 +86,7 @@ def parse_amount(text: str) -> float:
 
 
 def parse_time(text: str) -> float:
-  """Parse a date with a time; without a zone, it is of this machine's.
+  """Parse a date with a time; without a time zone, it is in this machine's zone.
 
   Returns:
     Seconds since 1970.
@@ -106,7 +106,7 @@ def parse_time(text: str) -> float:
 
 
 def chips_of_tpu(accelerator_type: str, slices: int) -> Chips:
-  """Return the chips of slices of a type of Cloud TPUs.
+  """Return the chips of a number of slices of a type of Cloud TPU.
 
   `v5litepod-64` and `v6e-64` count chips; `v4-64` and `v5p-64` count TensorCores, two per chip.
   """
@@ -118,7 +118,7 @@ def chips_of_tpu(accelerator_type: str, slices: int) -> Chips:
 
 
 def chip_kind(accelerator: str) -> str:
-  """Return the kind of chip of an accelerator of GKE."""
+  """Return the kind of chip, as files of prices have it, of an accelerator of GKE."""
   return _TPU_KINDS.get(accelerator, accelerator)
 
 
@@ -132,12 +132,12 @@ def set_limit(
     reserve_seconds: time for the save and for giving the chips back, which is billed too.
 
   Raises:
-    UserError: the budget has no prices, or it or the deadline leaves no time to train.
+    UserError: a budget is given without prices, or no time to train is left.
   """
   hours = max_hours
   until = None
   if args.budget is not None and not args.prices:
-    raise UserError(f"--budget={args.budget:g}: the price is not known; give --prices=FILE")
+    raise UserError(f"--budget={args.budget:g}: needs the price of the chips; give --prices=FILE")
   prices = read_prices(args.prices) if args.prices else None
   if prices is not None:
     kind = args.chip or chips.kind
@@ -149,7 +149,7 @@ def set_limit(
     until = args.deadline - reserve_seconds
     if until <= time.time():
       raise UserError(
-        f"--deadline: found {_format_time(args.deadline)}, expected one at least "
+        f"--deadline: found {_format_time(args.deadline)}, expected a time at least "
         f"{reserve_seconds / 60:.0f} minutes from now, which a save may take"
       )
     log(f"the run saves and ends before {_format_time(args.deadline)} (--deadline)")
@@ -160,8 +160,8 @@ def until_lines(limit: Limit, begin_file: str = "") -> list[str]:
   """Return lines of a shell script that export the end of the limit.
 
   Args:
-    begin_file: file that all starts of the job share, quoted for a shell script; the time counts
-      from the first start, which writes it. "" to count from now.
+    begin_file: file that all starts of the job share, quoted for a shell script. The first start
+      writes its time to it, from which the limit counts. "" to count from now.
   """
   if math.isinf(limit.hours):
     return [f"export {_UNTIL}={math.floor(limit.until)}"]
@@ -192,7 +192,7 @@ def limit_command(preflight: str, train: str, grace_seconds: float) -> str:
   limited = (
     f'timeout --preserve-status --signal=TERM --kill-after={math.ceil(grace_seconds)} "$left"'
   )
-  message = "[launcher] the budget or the deadline is reached; give another to train on"
+  message = "[launcher] the budget or the deadline is reached; raise it to continue"
   return (
     f"left=$(({_UNTIL} - $(date +%s))); "
     f'if [ "$left" -le 0 ]; then echo "{message}" >&2; exit {EXIT_USER_ERROR}; fi; '
@@ -221,7 +221,7 @@ def _hours_of_budget(budget: float, price: float, currency: str, reserve_seconds
   """Return the hours that a budget pays for, without the reserve.
 
   Raises:
-    UserError: none are left.
+    UserError: no hours are left.
   """
   if price == 0:
     return math.inf

@@ -100,7 +100,7 @@ def test_the_remaining_slice_goes_on_without_the_first(uninterrupted, quick, tmp
   job = ("--least_slices=1", "--return_seconds=100000")
   step, output = kill_slice(tmp_path, 0, quick, *job)
   assert "slice 0 is lost; 1 of 2 slices go on" in output
-  assert "all 2 processes ended well" in output
+  assert "all 2 processes succeeded" in output
   assert "2 of 2 processes read their emergency copies" in output
   reached = losses(tmp_path / "run")
   expected = losses(uninterrupted)
@@ -130,7 +130,7 @@ def test_the_remaining_slice_goes_on_and_the_lost_one_is_taken_back(quick, tmp_p
     code, output = process.end(1_800)
   assert code == 0, output
   assert "slice 0 is back; all complete slices train" in output
-  assert "all 4 processes ended well" in output
+  assert "all 4 processes succeeded" in output
   first, second = (int(step) for step in re.findall(rf"from step (\d+) of {LONG_STEPS}", output))
   assert first < second
   reached = np.array([loss for _, loss in losses(where / "run")])

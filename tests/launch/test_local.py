@@ -128,7 +128,7 @@ def test_a_killed_slice_is_left_out_and_taken_back(tmp_path):
   assert "slice 0 is back" in out
   assert out.count("saved") >= 2
   assert "[p0] host 0 is 0 of 4" in out.partition("slice 0 is back")[2]
-  assert "all 4 processes ended well" in out
+  assert "all 4 processes succeeded" in out
   assert "the simulated slice 0 starts again" in process.stderr
 
 
@@ -147,9 +147,9 @@ def test_a_signal_ends_elastic_slices_after_a_save():
 
 def test_user_errors_and_preemptions_are_passed_on_and_not_retried():
   for code, message in [
-    (2, "an error to mend first"),
-    (3, "an error to mend"),
-    (4, "an error to mend"),
+    (2, "fix the error first"),
+    (3, "fix the error"),
+    (4, "fix the error"),
     (75, "preempted"),
   ]:
     process = launch("--restarts=5", program=ME + f"sys.exit({code})")

@@ -302,7 +302,7 @@ def test_a_program_that_hangs_or_answers_nonsense_ends_in_one_line(
 def test_a_system_directory_is_refused_as_host_directory(path, program, capsys):
   calls = program("kubectl")
   assert gke.main(["start", "--image=i", f"--host_directory={path}", *COMMAND]) == 2
-  message = f"--host_directory={path}: expected a directory of the job's own"
+  message = f"--host_directory={path}: expected a directory for this job only"
   assert message in capsys.readouterr().err
   with pytest.raises(FileNotFoundError):
     calls()
@@ -424,8 +424,8 @@ def test_the_check_may_be_switched_off(tmp_path, program):
 
 
 def test_a_host_is_checked_for_devices_links_and_disk(tmp_path):
-  assert "8 devices compute right" in preflight.check_devices()
-  assert "8 devices of 1 hosts add up right" in preflight.check_links(8)
+  assert "8 devices compute correctly" in preflight.check_devices()
+  assert "8 devices of 1 hosts add up correctly" in preflight.check_links(8)
   assert "free in" in preflight.check_disk(0.001)
   assert "written and read" in preflight.check_workdir(str(tmp_path / "run"))
   assert "written and read" in preflight.check_workdir("memory://preflight/run")
@@ -457,7 +457,7 @@ def test_a_hanging_check_is_ended():
     [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=300
   )
   assert process.returncode == 69
-  assert "not done within 0.1 s" in process.stderr
+  assert "not finished in 0.1 s" in process.stderr
   assert len(process.stderr.splitlines()) == 1
 
 
@@ -475,4 +475,4 @@ def test_two_hosts_are_checked_together(tmp_path):
     launcher, cwd=REPO, capture_output=True, text=True, timeout=600, env=os.environ
   )
   assert process.returncode == 0, process.stderr
-  assert process.stdout.count("4 devices of 2 hosts add up right") == 2
+  assert process.stdout.count("4 devices of 2 hosts add up correctly") == 2

@@ -60,7 +60,7 @@ def test_the_price_is_printed_and_the_budget_pays_for_the_save_too(prices, capsy
 @pytest.mark.parametrize(
   "changes, message",
   [
-    ({"budget": 3.0}, "--budget=3: the price is not known; give --prices=FILE"),
+    ({"budget": 3.0}, "--budget=3: needs the price of the chips; give --prices=FILE"),
     ({"budget": 3.0, "prices": True}, "--budget=3: found less than 37.50 EUR, the price of 30 min"),
     ({"prices": True, "chip": "v6e"}, "per_chip_hour.v6e: missing"),
     ({"prices": "/no/such/file"}, "/no/such/file: prices cannot be read"),
@@ -115,7 +115,7 @@ def test_a_start_after_the_limit_is_refused_with_a_code_that_is_not_restarted():
   process = run_limited(0, "raise SystemExit(0)")
   assert process.returncode == 2
   assert process.stderr.splitlines() == [
-    "[launcher] the budget or the deadline is reached; give another to train on"
+    "[launcher] the budget or the deadline is reached; raise it to continue"
   ]
 
 

@@ -550,7 +550,7 @@ RECIPE = (*TRAIN, WORKDIR, "--config=configs/t5/base.py")
     (("--name=Bad_Name", *SCRIPT), "--name=Bad_Name"),
     (("--env=NO_SUCH_VARIABLE", *SCRIPT), "NO_SUCH_VARIABLE"),
     (("--requests=0", *SCRIPT), "--requests=0"),
-    (("--budget=9", *SCRIPT), "--budget=9: the price is not known"),
+    (("--budget=9", *SCRIPT), "--budget=9: needs the price of the chips"),
     (("--budget=none", *SCRIPT), "--budget"),
     (("--deadline=2027-01-01", *SCRIPT), "expected a date and a time"),
     (("--keep", "--deadline=2099-01-01T00:00", *SCRIPT), "--keep"),
