@@ -5,7 +5,7 @@
 
 The encoder-decoder restores documents. Spans of Poisson(3) tokens, 30 % of all tokens, are each
 replaced by one mask, and all sentences are permuted. Training takes 500,000 steps of 8,000
-documents with dropout of 0.1. These values are those of the large size in section 5.1.
+documents with dropout of 0.1. Section 5.1 gives these values for the large size.
 
 Expected of the large size after fine-tuning: SQuAD 1.1 F1 94.6, CNN/DailyMail ROUGE-1 44.16. This
 recipe has not been run at full size.

@@ -27,7 +27,9 @@ from typing import Literal
 from configs.finetune import encoder
 from t5x_like.benchmarks.suites import tags
 
-_STATES = {  # hidden states: 0 is the embeddings, -1 the last layer's; and how several become one
+# For each argument: the hidden states (0 is the embeddings, -1 the last layer's output), and how
+# they are combined.
+_STATES = {
   "embeddings": ([0], "concatenate"),
   "second_to_last": ([-2], "concatenate"),
   "last": ([-1], "concatenate"),
@@ -36,7 +38,7 @@ _STATES = {  # hidden states: 0 is the embeddings, -1 the last layer's; and how 
   "weighted_sum_all": (list(range(-12, 0)), "weighted_sum"),
 }
 _TASKS = {f"tags/{name}": task for name, task in tags.SUITE.tasks.items()}
-LAPTOP = {"model.head.states": [-2, -1]}  # of two layers
+LAPTOP = {"model.head.states": [-2, -1]}  # the tiny model has two layers
 
 
 def get_config(

@@ -25,7 +25,7 @@ This recipe has not been run at full size.
 
 from configs.bert import base
 
-LAPTOP = {  # as configs/gpt/gpt1.py
+LAPTOP = {  # as in configs/gpt/gpt1.py
   "schedule.learning_rate": 1e-3,
   "model.design.norm_position": "post",
   "model.design.residual_init": False,

@@ -19,7 +19,8 @@ from typing import Literal
 
 from configs.bert import base
 
-_SHARES = {  # of the mask, and of a random token; the rest stays the same
+# The shares of predicted tokens that become the mask and a random token; others stay the same.
+_SHARES = {
   "mask_80_same_10_random_10": (0.8, 0.1),
   "mask_100": (1.0, 0.0),
   "mask_80_random_20": (0.8, 0.2),

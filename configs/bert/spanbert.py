@@ -28,7 +28,7 @@ def get_config(size: base.Size = "base"):
 
   config.total_steps = 2_400_000
   config.phases = {}
-  config.schedule.decay = "after_warmup"  # fairseq's
+  config.schedule.decay = "after_warmup"  # as in fairseq
   config.optimizer.eps = 1e-8
   config.optimizer.weight_decay = 0.1
   config.optimizer.undecayed = "nothing"

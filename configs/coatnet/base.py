@@ -11,7 +11,7 @@ norm 1. `:1`, `:2` and `:3` are the larger models, with drop path of 0.3, 0.5 an
 Expected top-1 (table 4): 81.6, 83.3, 84.1 and 84.5 %. This recipe has not been run at full size.
 
 Differences: RandAugment has magnitude 10, the maximum of this project, where the paper has 15. The
-models have LayerNorm; those of table 4 have batch norm.
+models have LayerNorm; the models of table 4 have batch norm.
 """
 
 from typing import Literal

@@ -5,8 +5,8 @@
   python -m t5x_like.train --config=configs/command_r/aya_23_8b.py \\
       --workdir=runs/command_r_aya_23_8b
 
-The authors have not published how they trained the base model. Optimizer, rates and batch are those
-of Llama 2 7B (Touvron et al. 2023, section 2.2). AdamW's rate rises to 3e-4 over 2,000 steps and
+The authors have not published how they trained the base model. Optimizer, rates and batch follow
+Llama 2 7B (Touvron et al. 2023, section 2.2). AdamW's rate rises to 3e-4 over 2,000 steps and
 follows a cosine to a tenth; a batch has 2^22 tokens.
 
 Hardware: 64 accelerators or more. This recipe has not been run at full size.

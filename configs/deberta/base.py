@@ -20,8 +20,8 @@ Differences: the default of the authors' code for the discriminator's weight is 
 
 from t5x_like.config import defaults
 
-# The distances of its attention need no other positions. A clipped gradient leaves the generator
-# little at a weight of 50, for thousands of steps.
+# Attention has relative positions, so no rotary ones are added. At a discriminator's weight of 50,
+# clipping leaves the generator too small a gradient for thousands of steps.
 LAPTOP = {"model.design.position": "none", "objective.discriminator": 5.0}
 
 

@@ -36,7 +36,7 @@ from t5x_like.config import defaults
 
 _SIZES = {"base": "deit-b16", "small": "deit-s16", "tiny16": "deit-ti16"}
 _IMAGES = 1_281_167
-LAPTOP = {"model.design.init_stddev": None}  # 0.02 is for widths of 192 and more
+LAPTOP = {"model.design.init_stddev": None}  # 0.02 suits widths of 192 and more
 
 
 def get_config(size: Literal["base", "small", "tiny16"] = "base", alone: bool = False):
@@ -70,7 +70,7 @@ def get_config(size: Literal["base", "small", "tiny16"] = "base", alone: bool = 
     "mixing": {"mixup": 0.8, "cutmix": 1.0},
     "repeats": 3,
   }
-  if alone:  # the pixels of the authors' code; with a teacher, those that it has seen
+  if alone:  # pixels are normalised as in the authors' code; with a teacher, as in its training
     config.task.mean = (0.485, 0.456, 0.406)
     config.task.std = (0.229, 0.224, 0.225)
   config.batch_size = 1024

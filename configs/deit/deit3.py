@@ -36,7 +36,7 @@ _SIZES = {  # variant, then resolution and drop-path of both stages
   "huge": ("vit-h14", (154, 0.6), (224, 0.55)),
 }
 _IMAGES = 1_281_167
-LAPTOP = {"model.design.init_stddev": None}  # 0.02 is for widths of 384 and more
+LAPTOP = {"model.design.init_stddev": None}  # 0.02 suits widths of 384 and more
 
 
 def get_config(size: Literal["small", "base", "large", "huge"] = "base", tuned: bool = False):

@@ -20,8 +20,8 @@ nothing from the split.
 
 from t5x_like.config import defaults
 
-# At the usual weight of 50 a clipped gradient has little left for the generator, for thousands of
-# steps.
+# At the discriminator's weight of 50, clipping leaves the generator too small a gradient for
+# thousands of steps.
 LAPTOP = {"objective.discriminator": 5.0}
 
 

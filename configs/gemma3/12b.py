@@ -5,7 +5,7 @@
   python -m t5x_like.train --config=configs/gemma3/12b.py --workdir=runs/gemma3_12b
 
 The recipe trains the text model without its image encoder, in windows of 8,192 tokens. Batch and
-rates are those of Llama 3.1 8B.
+rates follow Llama 3.1 8B.
 
 Hardware: 128 accelerators or more.
 

@@ -7,8 +7,8 @@
 Windows have 8,192 tokens and batches 2^22 tokens. Attention stays inside documents (section 3.2).
 AdamW's rate rises to 3e-4 (table 3) over 8,000 steps and falls on a half cosine to a hundredth
 (section 3.4.1, which describes 405B). The paper does not give betas, weight decay and clipping,
-which are those of Llama 2; eps is Adam's default. Parameters, optimizer state and batches are split
-over all chips, for example 256 of v6e.
+which follow Llama 2; eps is Adam's default. Parameters, optimizer state and batches are split over
+all chips, for example 256 of v6e.
 
 Hardware: 8B is planned on v5e 16x16 with 512 rows of 2,048 and minimal remat: 1.67 s a step, 58 %
 MFU (docs/plans.json). 8B is planned on v6e 16x16 with 256 rows and attention's activations kept:

@@ -4,17 +4,17 @@
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/mixtral/8x7b.py --workdir=runs/mixtral_8x7b
 
-The paper gives the sizes of the model but not its training. Optimizer, rates and batch are those of
-Llama 2 70B (Touvron et al. 2023, section 2.2). AdamW's rate rises to 1.5e-4 over 2,000 steps and
+The paper gives the sizes of the model but not its training. Optimizer, rates and batch follow Llama
+2 70B (Touvron et al. 2023, section 2.2). AdamW's rate rises to 1.5e-4 over 2,000 steps and
 follows a cosine to a tenth; a batch has 2^22 tokens.
 
 Experts are split over eight chips. Each has slots for 1.25 times its share of the tokens in
 training and for twice its share in evaluations (`dispatch`), as ST-MoE advises for two experts a
 token (Zoph et al. 2022).
 
-The balance loss is that of the published config. `transformers` pools the choices of all 32 layers
-and weights them by 0.02, which is twice the mean of the layers. Here the weight applies to the sum
-of the layers, so it is 0.02 * 2 / 32.
+The balance loss has the weight of the published config. `transformers` pools the choices of all 32
+layers and weights them by 0.02, which is twice the mean of the layers. Here the weight applies to
+the sum of the layers, so it is 0.02 * 2 / 32.
 
 Hardware: 512 chips or more. A chip of v5p uses 60 of 102 GB (docs/plans.json), or 9 GB with
 `--config.model.remat=full`. It is planned on v5p 8x8x8: 2.77 s a step, 51 % MFU (docs/plans.json).

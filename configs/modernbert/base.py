@@ -19,7 +19,8 @@ Differences: batches grow in five steps here, and by one row at a time in the pa
 
 from t5x_like.config import defaults
 
-_RAMP = range(768, 4_608, 768)  # batch sizes of the first 50 billion tokens, each for as many steps
+# Batch sizes of the first 50 billion tokens, each for the same number of steps.
+_RAMP = range(768, 4_608, 768)
 LAPTOP = {
   "model.design": {"init_stddev": 0.06},  # positions are rotary already
   "phases": {f"batch_{size}": {"until": n, "batch_size": 8} for n, size in enumerate(_RAMP, 1)},

@@ -11,7 +11,7 @@ gradients are clipped at 1.0 (table 1).
 
 Hardware: eight accelerators or more. This recipe has not been run at full size.
 
-Differences: the paper's corpus joins those of RoBERTa and the Pile with Reddit's.
+Differences: the paper's corpus joins RoBERTa's corpus and the Pile with Reddit's.
 """
 
 from t5x_like.config import defaults

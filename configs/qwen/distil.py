@@ -11,8 +11,8 @@ ten times the student's forward pass. With `distil.py:cached` the student learns
       --output=data/qwen_taught
   python -m t5x_like.train --config=configs/qwen/distil.py:cached --workdir=runs/qwen_cached
 
-Store, vocabulary and rates are those of `qwen3_8b.py`. The store has the vocabulary of the
-published teacher. This recipe has not been run at full size.
+Store and rates are the same as in `qwen3_8b.py`. The store has the vocabulary of the published
+teacher. This recipe has not been run at full size.
 """
 
 from configs.qwen import qwen3_8b

@@ -63,8 +63,8 @@ def get_config(stage: Literal["cloze", "retrieved", "closed"] = "retrieved"):
       **lengths,
     }
     config.objective = {"name": "marginal_likelihood", "refresh_every": 100}
-    # Before the reader reads, its likelihoods are noise, by which the retriever would forget what
-    # it knows.
+    # Until the reader has learned to read, its likelihoods are noise, from which the retriever
+    # would unlearn the warm-up.
     config.tuning = {"name": "by_part", "rates": {"retriever/*": 0.05}}
     config.batch_size = 32
     config.total_steps = 1200

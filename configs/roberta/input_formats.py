@@ -30,7 +30,7 @@ _FORMATS = ("segment_pair", "sentence_pair", "full_sentences", "doc_sentences")
 def get_config(input_format: Literal[_FORMATS] = "segment_pair"):
   config = base.get_config()
 
-  config.schedule.decay = "after_warmup"  # fairseq's
+  config.schedule.decay = "after_warmup"  # as in fairseq
   config.phases = {}
   config.task.input_format = input_format
   config.model.head = "pretraining" if input_format.endswith("_pair") else "mlm"

@@ -3,7 +3,7 @@
   python -m t5x_like.train --config=configs/vit/small.py --workdir=runs/vit_s16 \\
       --config.task.source=folders:train=imagenet/train,validation=imagenet/val
 
-The values are those of the paper and of big_vision's vit_s16_i1k. Training takes 90 epochs of
+The values are from the paper and from big_vision's vit_s16_i1k. Training takes 90 epochs of
 1,281,167 images in batches of 1,024 at 224 x 224, with RandAugment of two operations at magnitude
 10 and mixup of 0.2. The classifier reads the mean of the patches through a tanh layer, and
 positions are fixed. AdamW's rate rises to 1e-3 over 10,000 steps and follows a cosine. Weight decay
