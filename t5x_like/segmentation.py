@@ -183,11 +183,6 @@ def ends_sentence(text: str) -> bool:
   return _pattern("at_end").search(text) is not None
 
 
-def ends_with_terminator(text: str) -> bool:
-  """Return whether the last character of a text is a terminator."""
-  return kind(text[-1:]) in (Kind.TERMINATOR, Kind.STRONG_TERMINATOR)
-
-
 def sentence_ends(text: str, start: int, end: int) -> Iterator[int]:
   """Return an iterator over the ends of sentences from `start` to `end`, after their spaces."""
   return (match.end() for match in _pattern("end").finditer(text, start, end))

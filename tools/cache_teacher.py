@@ -110,7 +110,7 @@ class Teacher:
     self.k = k
 
   def check(self, built) -> None:
-    """Check that the teacher reads a task's examples; raise UserError."""
+    """Refuse a task whose vocabulary or features do not fit the teacher."""
     if self.vocabulary.fingerprint != built.vocabulary.fingerprint:
       raise UserError(
         f"--workdir={self.workdir}: was trained with another vocabulary than the "
@@ -150,7 +150,7 @@ def write(
     task: task that makes the examples.
     config: config of the run that will read the store.
     count: number of examples.
-    is_training: read the examples in the order of training, otherwise in that of evaluation.
+    is_training: read the examples in the order of training; otherwise in the order of evaluation.
   """
   import numpy as np
 

@@ -21,7 +21,7 @@ _BLOCK_STEPS = 10
 
 
 class _NoRecords:
-  """Take the place of a recorder, and record nothing."""
+  """Replace a recorder, and record nothing."""
 
   def note_batch(self, step, rows, batch) -> None:
     pass
@@ -31,7 +31,7 @@ class _NoRecords:
 
 
 class _TimedRecords:
-  """Call a recorder, and keep the seconds of each call by function."""
+  """Call a recorder, and collect the seconds of each call by function."""
 
   def __init__(self, recorder):
     self.seconds: dict[str, list[float]] = {"note_batch": [], "add_step": []}
@@ -86,7 +86,7 @@ def _measure(config, num_steps: int) -> tuple[list[float], list[float], dict[str
     with open_training_run(config, folder) as run:
       recorder = run.session.certificate
       timed = _TimedRecords(recorder)
-      for _ in range(_BLOCK_STEPS):  # compiled programs, caches and prefetching settle
+      for _ in range(_BLOCK_STEPS):  # warm-up: compilation, caches and prefetching
         run.advance()
       for block in range(2 * num_steps // _BLOCK_STEPS):
         run.drain()

@@ -8,8 +8,8 @@ Examples:
 
 A workdir made from a Hugging Face directory holds its weights and tokenizer as step 0 of a run,
 from which training starts. Sizes and design come from the directory, all else from the recipe. A
-Hugging Face directory made from a workdir holds the newest checkpoint (or that of --step) and the
-tokenizer, and loads with `transformers`; adapters are merged.
+Hugging Face directory made from a workdir holds the newest checkpoint (or the one of --step) and
+the tokenizer, and loads with `transformers`; adapters are merged.
 
 An --output that ends in .gguf is a file for llama.cpp: matrices are float16 or q8_0, blocks of 32
 eight-bit numbers with a scale. It is made from a workdir or a Hugging Face directory. An --input
@@ -108,7 +108,7 @@ def _is_workdir(path: str) -> bool:
       f"{file}: cannot be read: {error.strerror}; give a workdir or a model directory"
     ) from error
   return "fingerprints" in checked_json.parse_json(
-    content, dict, str(file), "that of a workdir or a model; copy it again"
+    content, dict, str(file), "the file of a workdir or a model; copy it again"
   )
 
 
@@ -184,7 +184,7 @@ def _vocabulary(config, directory: str, sentinels: str | None):
 
   name = published.python_class(as_path(directory))
   if name is not None:
-    process.log(f"{directory}: its {name} is not read; the vocabulary is that of the recipe's data")
+    process.log(f"{directory}: its {name} is not read; the recipe's data determine the vocabulary")
   elif vocabularies.has_tokenizer(as_path(directory)):
     return vocabularies.load(directory, sentinels)
   if sentinels is not None:

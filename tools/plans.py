@@ -270,7 +270,7 @@ def main(argv: list[str] | None = None) -> int:
   for name in chosen:
     plan = child.plan(PLANS[name], args.timeout_seconds)
     print(f"{name}: {plan['verdict']}", flush=True)
-    # read now: another may be writing it too
+    # Read again for each plan: another process may write it too.
     plans = json.loads(STORED_PLANS.read_text()) if STORED_PLANS.exists() else {}
     grew = counts.describe_growth(plans.get(name, {}).get("counts", {}), plan.get("counts", {}))
     if grew and not args.accept:

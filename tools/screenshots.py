@@ -27,7 +27,7 @@ from PIL import Image
 from t5x_like.errors import UserError, handle_errors
 from t5x_like.report import comparison, page
 
-_RESULTS = "=== done"  # the line of the quickstart's log with which its results begin
+_RESULTS = "=== done"  # begins the results in the quickstart's log
 _COLUMNS = 80
 _DESKTOP = {"viewport": {"width": 1280, "height": 960}}
 _WINDOW = {"viewport": {"width": 900, "height": 600}}
@@ -36,9 +36,9 @@ _PHONE = {
   "is_mobile": True,
   "has_touch": True,
 }
-_COLOURS = 128  # of a picture's palette
+_COLOURS = 128  # size of a picture's palette
 _ANSWER_SECONDS = 300  # limit for an answer, with compiling
-_CHARACTER_WIDTH = 8.43  # of the terminal's font at 14 px
+_CHARACTER_WIDTH = 8.43  # pixels, for the terminal's font at 14 px
 _LINE_HEIGHT = 19
 _MARGIN = 18
 _TERMINAL_STYLE = """
@@ -66,7 +66,11 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--compare", nargs="+", metavar="RUN", help="workdirs")
   parser.add_argument("--chat", metavar="DIR", help="a workdir or a published model")
   parser.add_argument(
-    "--message", action="append", default=[], metavar="TEXT", help="of the chat; may be repeated"
+    "--message",
+    action="append",
+    default=[],
+    metavar="TEXT",
+    help="message to send in the chat; repeatable",
   )
   parser.add_argument(
     "--output",
@@ -153,7 +157,7 @@ def _open_browser(program: str | None) -> Iterator[Any]:
   if program is None:
     raise UserError("--browser: found no chromium on the path; name its program")
   with sync_playwright() as playwright:
-    # as root, as in a container, Chromium starts only without its sandbox; the pages are our own
+    # Root, as in a container, can start Chromium only without its sandbox. The pages are our own.
     browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
     yield browser
     browser.close()

@@ -64,7 +64,7 @@ def fine_tune(config, directory: str, steps: int) -> dict:
   Args:
     config: resolved config of the run.
     directory: encoder in Hugging Face's layout.
-    steps: number of steps, at most that of the run.
+    steps: number of steps, at most the run's.
   """
   import torch
   import transformers

@@ -94,7 +94,7 @@ def _gather_equal_groups(groups: list[listing.Group]) -> list[list[listing.Group
   """Gather the groups of a section that have the same keys, to list the keys once."""
   equal_groups: dict[tuple, list[listing.Group]] = {}
   for group in groups:
-    # owners differ between the groups and are not printed
+    # Owners differ between the groups, and are not printed.
     keys = tuple(dataclasses.replace(key, owners=()) for key in group.keys)
     equal_groups.setdefault((group.section, bool(group.name), keys), []).append(group)
   return list(equal_groups.values())
@@ -159,7 +159,7 @@ def _sizing_row(name: str, request: child.Request, plan: dict[str, Any]) -> str:
   slices = f"{request.slices} × " if request.slices > 1 else ""
   row_lengths = f" of {planned_length:,}" if planned_length > 1 else ""
   cells = (
-    # the slice has its own column
+    # The slice has its own column.
     re.sub(rf", (two slices of )?{chip} {shape}", "", name),
     f"{slices}{chip} {shape}",
     f"{num_chips:,}",

@@ -5,7 +5,7 @@
       --config.task.source=jsonl:train=gsm8k/train.jsonl,validation=gsm8k/test.jsonl
 
 The run starts after supervised fine-tuning. Each line of the files has `question` and `answer`. A
-completion whose final number is that of the answer has reward 1
+completion whose final number equals the answer's has reward 1
 (`t5x_like/contrib/feedback/rewards/number.py`). `--config.objective.reward=my_rewards:right` names
 a function of your own. Watch `reward` and `groups_with_signal`.
 

@@ -4,9 +4,9 @@
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gpt_oss/20b.py --workdir=runs/gpt_oss_20b
 
-Windows have 4,096 tokens. The card gives the sizes but not the training. Batch and rates are those
-of OLMo 2 7B (OLMo Team 2025, section 2.2), the balance loss is that of Switch, and the router's
-z-loss is that of ST-MoE (Zoph et al. 2022). Experts are split over eight chips, and each expert has
+Windows have 4,096 tokens. The card gives the sizes but not the training. Batch and rates follow
+OLMo 2 7B (OLMo Team 2025, section 2.2), the balance loss follows Switch, and the router's z-loss
+ST-MoE (Zoph et al. 2022). Experts are split over eight chips, and each expert has
 slots for 1.5 times its share of the tokens.
 
 Hardware: 128 accelerators or more.

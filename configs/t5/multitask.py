@@ -6,10 +6,10 @@
 The published models of version 1.0 were pretrained in this way. Span corruption is one task among
 others, and all are drawn in proportion to their examples. Of the unlabelled text 710,000 examples
 count for `:small`, 2,620,000 for base, 8,660,000 for `:large`, 33,500,000 for `:xl` and 133,000,000
-for `:xxl`. Of the translations into German and into French 1,000,000 each count. The tasks are
-those of `configs/finetune/mixture.py:all`: GLUE, SuperGLUE, SQuAD, summaries and translations. Each
-task is evaluated by its metrics. Data are TensorFlow datasets, prepared in the directory that
-TFDS_DATA_DIR names.
+for `:xxl`. Of the translations into German and into French 1,000,000 each count. `:all` of
+`configs/finetune/mixture.py` has the same tasks: GLUE, SuperGLUE, SQuAD, summaries and
+translations. Each task is evaluated by its metrics. Data are TensorFlow datasets, prepared in the
+directory that TFDS_DATA_DIR names.
 
 `:baseline` is the model of section 3.5: denoising without spans, trained from scratch for 2^19 +
 2^18 steps.

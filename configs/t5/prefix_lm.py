@@ -5,12 +5,12 @@
   python -m t5x_like.train --config=configs/t5/prefix_lm.py --workdir=runs/t5_prefix_lm
 
 One stack of T5 base's blocks reads the prefix bidirectionally. Windows of 512 tokens are cut at a
-random place. The hyper-parameters are those of the paper's baseline (section 3.1): 2^19 steps of
-128 sequences. `:encoder_decoder` trains T5 base with the same objective on the store of `base.py`;
+random place. The hyper-parameters follow the paper's baseline (section 3.1): 2^19 steps of 128
+sequences. `:encoder_decoder` trains T5 base with the same objective on the store of `base.py`;
 its encoder reads the prefix.
 
-Expected: table 2 has the scores after fine-tuning, below those of the same models trained by
-denoising. This recipe has not been run at full size.
+Expected: table 2 has the scores after fine-tuning, below the scores of the same models trained
+by denoising. This recipe has not been run at full size.
 """
 
 from configs.t5 import base

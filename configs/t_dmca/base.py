@@ -9,7 +9,7 @@ Each line of `wikisum/train.jsonl` has a `title`, its `references` and the `arti
 section. References are paragraphs of cited pages and search results, the most relevant first, cut
 to fit the row. The paper ranks them by tf-idf with the title. Tensor2Tensor's `wikisum` has
 programs for that ranking; this project has none. The model also learns to predict its inputs;
-`eval/articles/loss` is the loss of the article alone. Optimizer and rates are those of the base
+`eval/articles/loss` is the loss of the article alone. Optimizer and rates follow the base
 Transformer, for 1,000,000 steps.
 
 Hardware: eight accelerators.

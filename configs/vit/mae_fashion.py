@@ -5,7 +5,7 @@
   python -m t5x_like.train --config=configs/vit/mae_fashion.py:probe --workdir=runs/probe \\
       --config.init.workdir=runs/mae_fashion --config.task.source=…
 
-An encoder as large as that of configs/vit/fashion_mnist.py sees 12 of 49 patches. A decoder of one
+An encoder as large as in configs/vit/fashion_mnist.py sees 12 of 49 patches. A decoder of one
 layer of width 64 restores the other patches. Training takes 8 epochs in batches of 256, with shifts
 and mirror images. AdamW's rate rises to 2e-3 and follows a cosine; weight decay is 0.05. `:probe`
 trains only a linear classifier on the frozen mean of the patches, for half an epoch. `:tuned`

@@ -119,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measure and print; raise UserError for a store that cannot be used."""
+  """Measure and print the result; refuse a store that cannot be used."""
   if min(args.steps, args.repeats, args.tokens) < 1:
     raise UserError("--steps, --repeats and --tokens: expected at least 1 each")
   with tempfile.TemporaryDirectory() as directory:
@@ -330,7 +330,7 @@ def synthetic_store(path: pathlib.Path, tokens: int) -> None:
   shards = []
   for start in range(0, tokens, 10_000_000):
     count = min(10_000_000, tokens - start)
-    # other ids are not text and never masked
+    # Only ids of bytes: span corruption would not mask others, which are not text.
     tokens_N = generator.integers(3, 3 + 256, count, dtype=np.uint16)
     lengths = np.full(-(-count // _DOCUMENT_LENGTH), _DOCUMENT_LENGTH)
     lengths[-1] -= lengths.sum() - count

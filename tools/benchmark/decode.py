@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measure and print; raise UserError for a recipe whose model generates nothing."""
+  """Measure and print the result; refuse a recipe whose model generates nothing."""
   if min(args.batch, args.inputs, args.new, args.repeats) < 1:
     raise UserError("--batch, --inputs, --new, --repeats: expected at least 1 each")
   with_torch = all(map(util.find_spec, ("torch", "transformers")))

@@ -49,7 +49,7 @@ def _parse_shapes(text: str) -> list[tuple[int, int]]:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measure and print; raise UserError for shapes or numbers that cannot be used."""
+  """Measure and print the result; refuse shapes or numbers that cannot be used."""
   shapes = _parse_shapes(args.shapes)
   if not shapes or min(args.steps, args.threads) < 1:
     raise UserError(

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measure and print; raise UserError for a source that cannot be used."""
+  """Measure and print the result; refuse a source that cannot be used."""
   if min(args.images, args.resolution, args.batch_size, args.steps, args.repeats) < 1:
     raise UserError(
       "--images, --resolution, --batch_size, --steps and --repeats: expected at least 1 each"
@@ -109,9 +109,9 @@ def _print_method(args: argparse.Namespace, num_images: int, load: float) -> Non
     "`decode_image` on encoded bytes in memory, parallel calls AUTOTUNE. The pipeline reads, "
     f"decodes, augments ({args.augmentations}) and batches {args.batch_size} x {args.resolution} "
     f"x {args.resolution} as float32 on the host. After 3 batches of warm-up, {args.repeats} "
-    f"repeats of {args.steps} batches; medians. CPU milliseconds are those of all threads, for an "
-    "image. torchvision takes turns in a process of one thread, on the same files, with bicubic "
-    "crops and its own RandAugment and erasing."
+    f"repeats of {args.steps} batches; medians. CPU milliseconds for an image are the "
+    "sum over all threads. torchvision takes turns in a process of one thread, on the same files, "
+    "with bicubic crops and its own RandAugment and erasing."
   )
   print(
     f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figures "

@@ -83,7 +83,7 @@ def _step_and_stall(times: _Times) -> tuple[float, float]:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measure and print; raise UserError for a recipe that cannot be used."""
+  """Measure and print the result; refuse a recipe that cannot be used."""
   if args.saves < 1 or args.steps < 2 * args.saves:
     raise UserError("--steps, --saves: expected at least one save, and two steps for each")
   recipe = recipes.load(args.config, [*args.set, f"total_steps={args.steps + 5}", "log_every=1"])

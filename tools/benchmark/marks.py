@@ -193,7 +193,7 @@ def main(args: argparse.Namespace) -> None:
   end = time.monotonic() + 60 * args.minutes
   figures_by_step = {name: _in_a_process(name, args, end - time.monotonic()) for name in chosen}
   if not any(figures_by_step.values()):
-    raise UserError("no step could be measured; each said why above")
+    raise UserError("no step could be measured; the reasons are above")
   print(_table(figures_by_step), flush=True)
   output = pathlib.Path(args.output)
   output.mkdir(parents=True, exist_ok=True)
@@ -224,18 +224,18 @@ def _in_a_process(name: str, args: argparse.Namespace, seconds: float) -> dict |
   command = [sys.executable, "-m", __package__, "marks", "--here", f"--only={name}", *flags]
   with tempfile.TemporaryFile("w+") as err:
     try:
-      done = subprocess.run(
+      result = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=err, text=True, env=env, timeout=seconds
       )
     except subprocess.TimeoutExpired:
       print(f"stopped after {seconds:.0f} s: --minutes are over")
       return None
-    print(done.stdout, end="")
-    if done.returncode:
+    print(result.stdout, end="")
+    if result.returncode:
       err.seek(0)
-      print(f"{err.read()[-3000:]}\nexit code {done.returncode}")
+      print(f"{err.read()[-3000:]}\nexit code {result.returncode}")
       return None
-  return json.loads(done.stdout.splitlines()[-1])
+  return json.loads(result.stdout.splitlines()[-1])
 
 
 def _measure(name: str, args: argparse.Namespace) -> None:

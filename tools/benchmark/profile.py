@@ -4,8 +4,8 @@ import collections
 import pathlib
 import re
 
-# The first pattern that matches a kernel's name gives its kind. Names are those of cuBLAS, cuDNN,
-# NCCL, XLA, YNNPACK, Pallas and Triton.
+# The first pattern that matches a kernel's name gives its kind. The names come from cuBLAS,
+# cuDNN, NCCL, XLA, YNNPACK, Pallas and Triton.
 _KINDS = {
   "attention kernels": r"flash|fmha|sdpa|mha_|splash|attention",
   "matrix products": r"gemm|cublas|cutlass|nvjet|wgmma|xmma|dot|convolution|matmul|ynn_fusion",

@@ -70,8 +70,8 @@ def sizes() -> list[int]:
 def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
   """Return normal scores, by name, of all tests that a size is large enough for.
 
-  Orders are those of several epochs under `seed` and `seed + 1` (more epochs if `size` is small),
-  first positions those of 4,096 consecutive seeds.
+  The orders tested are several epochs under `seed` and `seed + 1` (more epochs if `size` is small);
+  the first positions tested are drawn with 4,096 consecutive seeds.
   """
   scores_by_test = {}
   epochs = max(_EPOCHS, 2 * _POSITIONS // size)
@@ -167,7 +167,7 @@ def region_score(positions_EN: np.ndarray, size: int) -> tuple[float, float]:
   counts = np.bincount(cell, minlength=first_cell.size * regions).reshape(-1, batches, regions)
   expected = batch * share
   chi_square = ((counts - expected) ** 2 / expected).sum()
-  unread = (size - batches * batch) * share  # of each region, after the last batch
+  unread = (size - batches * batch) * share  # in each region, after the last batch
   chi_square += ((counts.sum(1) - batches * expected) ** 2 / unread).sum()
   return _chi_square_score(chi_square * (1 - 1 / size), len(half) * batches * (regions - 1))
 

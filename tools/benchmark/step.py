@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measure and print; raise UserError for a recipe that cannot be used."""
+  """Measure and print the result; refuse a recipe that cannot be used."""
   sizes = (args.batch, args.length or 1, args.inputs, args.targets, args.steps)
   if min(sizes) < 1 or args.warmup < 0:
     raise UserError(

@@ -85,7 +85,7 @@ def _count(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measure and print; raise UserError for a store that cannot be made or used."""
+  """Measure and print the result; refuse a store that cannot be made or used."""
   limits = resource.getrlimit(resource.RLIMIT_NOFILE)
   directory = pathlib.Path(tempfile.mkdtemp(prefix="t5x_like_store.", dir=args.directory))
   try:
@@ -154,7 +154,7 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
       if written_file is None or not _link(written_file, file):
         file.write_bytes(ends_D.tobytes())
         written_file = file
-    digests = {values: "0" * 64, item_ends: "0" * 64}  # as many bytes as real ones, and not checked
+    digests = {values: "0" * 64, item_ends: "0" * 64}  # as long as real digests; not checked
     contents = build_metadata(
       [Shard(f"{shard:08d}", ends, {array.name: per_shard}, digests) for shard in range(shards)],
       name="simulated",
