@@ -27,7 +27,7 @@ def train(
   """Train a vocabulary deterministically.
 
   Args:
-    lines: text in UTF-8.
+    lines: lines of text in UTF-8.
     size: number of ids without the sentinels.
     kind: `wordpiece` (as BERT: words and punctuation, continued by ##) or `bytelevel_bpe` (as
       GPT-2: lossless).
@@ -63,7 +63,7 @@ def train(
     [AddedToken(f"<extra_id_{i}>", special=True) for i in reversed(range(extra_ids))]
   )
   document = json.loads(tokenizer.to_str())
-  # The trainer got the continuation pieces as special tokens (see `_wordpiece`); they are not.
+  # Continuation pieces were special tokens for the trainer only (see `_wordpiece`).
   document["added_tokens"] = [
     token for token in document["added_tokens"] if not token["content"].startswith("##")
   ]

@@ -1,8 +1,8 @@
 """Digests of batches, numbers and metrics, the same on any number of hosts.
 
 The digest of a batch is the sum, modulo 2**256, of the SHA-256 of its rows, each hashed with its
-index in the global batch. A sum needs no order, so each host adds up its rows, and the hosts' sums
-are added up.
+index in the global batch. The order of a sum does not matter: each host sums over its rows, and the
+hosts' sums are added.
 """
 
 import functools
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 _MODULUS = 2**256
-# Metrics that are measured on a host, and so differ from start to start.
+# Metrics that are measured on a host, and so differ between starts.
 _MEASURED_ENDS = ("seconds", "per_second")
 _MEASURED = (
   "seconds_per_step",
@@ -54,7 +54,7 @@ def _hash_layout(layout: tuple[tuple[str, np.dtype, tuple[int, ...]], ...]):
 
 
 def combine_sums(sums: Iterable[int]) -> str:
-  """Return the digest of a batch, 64 hexadecimal digits, from the sums of the hosts' rows."""
+  """Return the digest of a batch, 64 hexadecimal digits, from the hosts' sums."""
   return f"{sum(sums) % _MODULUS:064x}"
 
 
@@ -74,20 +74,20 @@ def float_bits(value: float) -> str:
   """Return the bits of a float32 number as 8 hexadecimal digits; all NaNs are 7fc00000."""
   if math.isnan(value):
     return "7fc00000"
-  with np.errstate(over="ignore"):  # to infinity
+  with np.errstate(over="ignore"):  # becomes infinity
     number = np.float32(value)
   return f"{int(number.view(np.uint32)):08x}"
 
 
 def float_value(bits: str) -> float:
-  """Return the number of `float_bits`."""
+  """Return the number whose `float_bits` are given."""
   return float(np.uint32(int(bits, 16)).view(np.float32))
 
 
 def digest_metrics(metrics: Mapping[str, float | None]) -> str:
   """Return the digest, 32 hexadecimal digits, of metrics by name, without measured times.
 
-  Values that are not finite count as None, as which `metrics.jsonl` has them.
+  Values that are not finite count as None, as in `metrics.jsonl`.
   """
   values = {}
   for name, value in metrics.items():

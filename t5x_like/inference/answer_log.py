@@ -21,12 +21,12 @@ _RECALLED_AT_ONCE = 256  # answers in a message from process 0 to the others
 
 
 class LogError(UserError):
-  """Reports that answers cannot be written, whatever the question."""
+  """Answers cannot be written, to whichever question."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedAnswer:
-  """An answer with its line's other values; see the top of this file."""
+  """A line of the file: an answer, with the key and the place of its question."""
 
   key: str
   where: str
@@ -36,7 +36,7 @@ class SavedAnswer:
 class AnswerLog:
   """The answers in a file; all processes must call its methods in the same order.
 
-  A last line without an end, as a killed program or a full disk leaves it, is dropped.
+  An incomplete last line, from a killed program or a full disk, is dropped.
 
   Args:
     path: a local file, which may not exist yet.
@@ -47,7 +47,7 @@ class AnswerLog:
 
   def __init__(self, path: pathlib.Path):
     self._path = path
-    self._answers: dict[str, Any] = {}  # of process 0; the others ask it
+    self._answers: dict[str, Any] = {}  # filled in process 0, which sends them to the others
 
     def read() -> None:
       self._answers = _read_answers(path)
@@ -67,7 +67,7 @@ class AnswerLog:
     return recalled
 
   def append(self, answers: Sequence[SavedAnswer]) -> None:
-    """Add answers to the file, from process 0; they are on the disk when it returns.
+    """Add answers to the file from process 0, and return when they are on the disk.
 
     Raises:
       LogError: they cannot be written.
@@ -89,7 +89,7 @@ class AnswerLog:
 
 
 def _read_answers(path: pathlib.Path) -> dict[str, Any]:
-  """Return the answers of a file by key; cut off a last line without an end."""
+  """Return the answers of a file by key; remove an incomplete last line from the file."""
   content = local.read_content(path)
   if content is None:
     return {}

@@ -14,7 +14,7 @@ _CACHE_COPIES = 2  # a step reads one and writes another
 # Two numbers of cache slots, both more than any attention window.
 _FEW_SLOTS = 2**16
 _MANY_SLOTS = 2**17
-_PREDICTION_BYTES = 512  # the least bytes of Python objects per finished prediction
+_PREDICTION_BYTES = 512  # least size of the Python objects of a finished prediction
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 
 
@@ -31,7 +31,7 @@ def check_memory(
     prompt: cache slots taken by the longest prompt.
     new_tokens: the most tokens to generate.
   Raises:
-    UserError: it does not fit; names the longest length that does.
+    UserError: it does not fit; the message has the longest length that does.
   """
   available = free_memory()
   if available is None:
@@ -48,7 +48,7 @@ def check_memory(
   sequences = _CACHE_COPIES * device_rows * beams
   longest = available // max(sequences * slot_bytes, 1) - prompt - fixed_bytes // slot_bytes
 
-  token_bytes = 4 * rows * beams  # of all answers, for every new token
+  token_bytes = 4 * rows * beams  # bytes of all answers for each new token
   free_for_answers = max(available - rows * _PREDICTION_BYTES, 0)
   longest = min(longest, free_for_answers // max(token_bytes, 1))
   if new_tokens > longest:

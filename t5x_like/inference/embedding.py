@@ -1,4 +1,4 @@
-"""Embed texts with encoders: one vector of length one for each text."""
+"""Embed texts with encoders: one vector of norm 1 for each text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ class Embedding:
   Args:
     model: the abstract model.
     vocabulary: the vocabulary of its training.
-    pooling: the mean of a row's last hidden states, or that of its first token.
+    pooling: the mean of a row's last hidden states, or the state of its first token.
   Raises:
     UserError: the model is no encoder.
   """

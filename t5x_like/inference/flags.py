@@ -13,16 +13,16 @@ GENERATION_FLAGS = (
   ("max_new_tokens", int, _LONGEST),
   ("min_new_tokens", int, "the fewest tokens to generate"),
   ("stop", str, "a string that ends a prediction and is not part of it; may be repeated"),
-  ("banned_words", str, "text that a prediction may not have, as its own tokens; may be repeated"),
+  ("banned_words", str, "text whose tokens a prediction may not contain; may be repeated"),
   (
     "repetition_penalty",
     float,
-    "divides scores of tokens already there, a decoder's prompt included (such as 1.2)",
+    "divide the scores of earlier tokens, including a decoder's prompt (such as 1.2)",
   ),
   (
     "no_repeat_ngram_size",
     int,
-    "no N tokens in a row come twice, a decoder's prompt included (such as 3)",
+    "no sequence of N tokens occurs twice, including a decoder's prompt (such as 3)",
   ),
   ("beams", int, "number of beams (default: 1, greedy)"),
   (
@@ -48,7 +48,7 @@ GENERATION_FLAGS = (
   (
     "typical_p",
     float,
-    "sample from the tokens of the most typical surprise with this total probability",
+    "sample from the tokens of most typical information content with this total probability",
   ),
   ("seed", int, "seed of the samples (default: 0)"),
 )

@@ -38,8 +38,8 @@ class Likelihood:
   Args:
     run: applies the model to rows.
     features: names and shapes of the model's training features.
-    longest: the most tokens that the model reads: all tokens of context and continuation but the
-      last, or the context for an encoder-decoder. None is the number of its positions or, if these
+    longest: the most tokens that the model reads: context and continuation without its last token,
+      or the context alone for an encoder-decoder. None is the number of its positions or, if these
       are unlimited, its training length.
 
   Attributes:
@@ -85,7 +85,7 @@ class Likelihood:
       row_length: the length to which all rows are padded; None is the `padded_length` of each.
 
     Raises:
-      UserError: a continuation is empty or longer than the model takes.
+      UserError: a continuation is empty or longer than the model accepts.
     """
     for context, continuation in pairs:
       if not len(continuation) or not (len(context) or self._is_encoder_decoder):
@@ -117,7 +117,7 @@ class Likelihood:
     stride = min(stride or size, size)
     text = [start, *ids]
     pairs = []
-    first = 1  # of the tokens that the next window scores
+    first = 1  # the first token that the next window scores
     while first < len(text):
       end = min(len(text), first + (size if first == 1 else stride))
       context_start = min(max(0, end - size - 1), first - 1)

@@ -1,4 +1,4 @@
-"""Encoding of texts that contain masks and sentinels."""
+"""Encode texts that contain masks and sentinels."""
 
 import re
 from collections.abc import Iterable
@@ -21,8 +21,8 @@ def encode_masks(
 ) -> list[int]:
   """Encode a text that spells out sentinels and, with any of `spellings`, masks; add no EOS.
 
-  A mask replaces a piece and, because most vocabularies store it in the piece, the space before. In
-  vocabularies with `spaces_apart`, such as bytes, the space is kept as a separate id.
+  A mask replaces a piece and, because most vocabularies store it in the piece, the space before it.
+  In vocabularies with `spaces_apart`, such as bytes, the space is kept as a separate id.
   """
   ids: list[int] = []
   parts = re.split("|".join(map(re.escape, spellings)), text)

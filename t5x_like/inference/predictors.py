@@ -1,4 +1,4 @@
-"""The kind of prediction that fits a model of text, chosen by the features it was trained on.
+"""Choose the kind of prediction for a model of text by the features of its training.
 
 An encoder-decoder turns text into text, a decoder continues prompts, an encoder with a masked
 language model head fills masks.
@@ -18,9 +18,9 @@ def build_predictor(
   flags: dict[str, Any],
   template: str | dict | None = None,
 ):
-  """Make the predictor for a model of text.
+  """Build the predictor for a model of text.
 
-  Its `encode(texts, origin)` returns rows of tokens, and calling it answers them.
+  Its `encode(texts, origin)` returns rows of tokens; a call with the rows returns the answers.
 
   Args:
     model: the abstract model.

@@ -9,13 +9,13 @@ from t5x_like.decoding.stops import StopStrings
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import Vocabulary
 
-_UNFINISHED = "\ufffd"  # decoding replaces an incomplete character by it
+_UNFINISHED = "\ufffd"  # decoding writes it for an incomplete character
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 @dataclasses.dataclass(frozen=True)
 class Stops:
-  """Strings that end a text and are no part of it; raises UserError for an empty one."""
+  """Strings that end a text and are not part of it; an empty one is a UserError."""
 
   strings: tuple[str, ...] = ()
 
@@ -39,11 +39,11 @@ class Stops:
     return text[:start]
 
   def stable_prefix(self, text: str) -> str:
-    """Return the part of a growing text that `cut` keeps whatever follows.
+    """Return the part of a growing text that `cut` will keep, whatever text follows.
 
     The text contains no stop string so far.
     """
-    longest_prefix = 0  # of a stop string that may begin at the end of the text
+    longest_prefix = 0  # the length of the longest start of a stop string at the end of the text
     for string in self.strings:
       for n in range(1, min(len(string) - 1, len(text)) + 1):
         if text.endswith(string[:n]):
@@ -93,7 +93,7 @@ def _find_prefix(vocabulary: Vocabulary) -> list[int]:
 
 
 def _piece_bytes(piece: str, text: str) -> bytes:
-  """Return the bytes of a piece whose characters are incomplete: `<0xE2>`, or GPT-2's spelling."""
+  """Return the bytes of a piece with incomplete characters, as `<0xE2>` or in GPT-2's spelling."""
   byte = _BYTE.fullmatch(piece)
   if byte:
     return bytes([int(byte[1], 16)])

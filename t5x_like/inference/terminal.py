@@ -1,4 +1,4 @@
-"""A conversation in a terminal, or from a pipe a line at a time."""
+"""Hold a conversation in a terminal, or with messages from a pipe, one on each line."""
 
 import contextlib
 import sys
@@ -14,14 +14,14 @@ COMMANDS = "/reset, /temperature X, /system TEXT, /quit"
 
 
 def run(talk: Talk, temperature: float, system: str | None, source: TextIO, out: TextIO) -> None:
-  """Read messages and print answers until the input ends or says /quit."""
+  """Read messages and print answers until the input ends or is /quit."""
   with contextlib.suppress(ImportError):
     import readline  # noqa: F401 -- gives `input` a history
   is_terminal = source.isatty()
   if is_terminal:
     _show(f"{talk.description} ({COMMANDS}; ^C stops an answer)", out)
   else:
-    print(talk.description, file=sys.stderr, flush=True)  # the output has answers alone
+    print(talk.description, file=sys.stderr, flush=True)  # the output contains only answers
   history = _new_history(system)
   while (line := _read_line(source, is_terminal)) is not None:
     command, _, argument = line.partition(" ")

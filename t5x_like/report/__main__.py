@@ -24,7 +24,10 @@ def main(argv: list[str] | None = None) -> None:
   )
   parser.add_argument("runs", nargs="+", type=check_directory, metavar="RUN", help="a workdir")
   parser.add_argument(
-    "--output", default="comparison.html", metavar="FILE", help="of several runs (%(default)s)"
+    "--output",
+    default="comparison.html",
+    metavar="FILE",
+    help="page that compares several runs (default: %(default)s)",
   )
   args = parser.parse_args(argv)
   if len(args.runs) == 1:

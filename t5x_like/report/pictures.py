@@ -1,7 +1,7 @@
-"""Draw the pictures of a run on images.
+"""Draw pictures of a run that trains on images.
 
 They show augmented inputs, reconstructions, attention, detections and confusion matrices, and are
-PNG files in `<workdir>/pictures`. Each file contains its title.
+written as PNG files to `<workdir>/pictures`. Each file contains its title.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ Pictures = dict[str, tuple[str, Any]]
 def draw_pictures(
   config: ConfigDict, parts, arrays: dict[str, jax.Array], task, eval_task, groups: dict
 ) -> Pictures:
-  """Draw the pictures of a state; return a title and a Pillow image by file name.
+  """Draw the pictures of a training state; return a title and a Pillow image by file name.
 
   All processes must call it.
 
@@ -52,7 +52,7 @@ def draw_pictures(
   """
   if task.features["image"].shape[-1] not in (1, 3):
     return {}
-  from t5x_like.data import loader  # tensorflow: only where data is read
+  from t5x_like.data import loader  # imports TensorFlow
 
   pictures: Pictures = {}
   train_batches = loader.train_batches(task, batch_size=_NUM_AUGMENTED, seed=config.seed)
@@ -72,7 +72,7 @@ def draw_pictures(
     reconstructions = _reconstructions(config, parts, arrays, batch)
     pictures["reconstruction"] = (title, _grid(reconstructions))
   elif isinstance(model, ImageEncoder) and _records_attention(model):
-    title = "Where the model looks: attention through all layers, from what is classified"
+    title = "Where the model attends: attention rollout through all layers"
     weights_NT = _run(parts, arrays, _attention_rollout, batch)
     pixels_NYXC = _denormalize(batch["image"], config)
     highlighted = _highlight(pixels_NYXC, weights_NT, model.variant.grid)
@@ -139,7 +139,7 @@ def confusion(rows: Sequence[dict[str, str]], classes: Sequence[str]):
       if percent:
         text_colour = "white" if share > 0.5 else "black"
         draw.text((cell_x + 7, cell_y + 11), str(percent), text_colour)
-  for x in range(V):  # upright, as columns are narrow
+  for x in range(V):  # rotated, as columns are narrow
     name = Image.new("RGB", (margin, 12), "white")
     ImageDraw.Draw(name).text((0, 0), classes[x][:16], "black")
     image.paste(name.rotate(90, expand=True), (margin + x * cell + 11, 0))

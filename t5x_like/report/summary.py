@@ -1,4 +1,4 @@
-"""Summarize a run at its start: one screen, with the files that hold the details."""
+"""Summarize a run at its start on one screen, and name the files that hold the details."""
 
 import math
 import statistics
@@ -86,7 +86,7 @@ def _duration(metrics: list[dict[str, Any]], cost, steps: int) -> str:
     seconds = steps * statistics.median(times[-_RECENT_LINES:])
     return f"about {duration(seconds)} at the pace of earlier steps, without evaluations"
   if not cost.peak:
-    return "told with the steps"
+    return "printed with the steps"
   seconds = steps * cost.flops / cost.peak / _ASSUMED_MFU
   return f"about {duration(max(1, seconds))} at {_ASSUMED_MFU:.0%} of the peak, without evaluations"
 

@@ -2,7 +2,7 @@
 
 jax keys an entry by the program, the versions and the flags. On CPU an entry is machine code for
 the features of one processor, so each set of features has its own directory. An entry is written in
-place, with a checksum: machine code with a flipped bit would compute something else, or crash. The
+place, with a checksum: machine code with a flipped bit would compute wrong values or crash. The
 next start removes entries that are incomplete or damaged, since jax would warn of them at every
 start and never replace them.
 
@@ -30,7 +30,7 @@ from t5x_like.errors import one_line
 from t5x_like.parallel import distributed, jax_internals
 
 _HIT = "/jax/compilation_cache/cache_hits"
-COMPILATION = "/jax/core/compile/backend_compile_duration"  # jax's event, with its seconds
+COMPILATION = "/jax/core/compile/backend_compile_duration"  # jax's event with the seconds
 _MIN_COMPILE_SECONDS = 0.2  # programs that compile faster are not stored
 _MAX_BYTES = 20 * 10**9  # the largest size of all programs in a directory
 _hits = 0
@@ -78,7 +78,7 @@ def enable(workdir: str) -> str:
   entries = [entry.stat().st_size for entry in path.glob("*-cache")] if path.is_dir() else []
   notes = f"; removed {removed} damaged programs" if removed else ""
   if trimmed:
-    notes += f"; removed the oldest {trimmed}, for at most {_MAX_BYTES / 1e9:,.0f} GB"
+    notes += f"; removed the {trimmed} oldest, to keep at most {_MAX_BYTES / 1e9:,.0f} GB"
   return (
     f"compiled programs are kept in {path}: {len(entries)} programs, "
     f"{sum(entries) / 1e6:,.1f} MB{notes}"
@@ -94,7 +94,7 @@ def forget(workdir) -> None:
 
 
 def measure_once(name: str, measure: Callable[[], float]) -> float:
-  """Return `measure()`, or its value at an earlier start on a processor like this."""
+  """Return `measure()`, or its value at an earlier start on the same kind of processor."""
   directory = jax.config.jax_compilation_cache_dir
   if not directory or "://" in directory:
     return measure()
@@ -118,7 +118,7 @@ def _directory(workdir: str) -> pathlib.Path:
   """Return the directory of this machine's programs.
 
   Raises:
-    OSError, RuntimeError: the user's secret can be neither read nor made, or there is no home
+    OSError, RuntimeError: the user's secret can be neither read nor created, or there is no home
       directory.
   """
   shared = os.environ.get("T5X_LIKE_CACHE", "")
@@ -137,10 +137,10 @@ def _directory(workdir: str) -> pathlib.Path:
 
 
 def _is_private(directory: pathlib.Path) -> bool:
-  """Return whether only this user can write to a directory, which is made if it is missing.
+  """Return whether only this user can write to a directory, which is created if it is missing.
 
   Raises:
-    OSError: it cannot be made.
+    OSError: it cannot be created.
   """
   directory.mkdir(parents=True, exist_ok=True)
   about = directory.stat()
@@ -153,7 +153,7 @@ def hit_count() -> int:
 
 
 def compile_seconds() -> float:
-  """Return the seconds that this process has spent on compiling, since the first call of this."""
+  """Return the seconds that this process has spent on compiling since the first call."""
   _time_compilations()
   return _compile_seconds
 
@@ -174,11 +174,11 @@ def _time_compilations() -> None:
 def _count_hits() -> None:
   """Count the hits from now on; act once per process."""
 
-  def heard(event: str, **_):
+  def count(event: str, **_):
     global _hits
     _hits += event == _HIT
 
-  jax.monitoring.register_event_listener(heard)
+  jax.monitoring.register_event_listener(count)
 
 
 def _machine() -> str:
@@ -226,5 +226,5 @@ def _is_intact(entry: pathlib.Path) -> bool:
   try:
     jax_internals.decompress_cache_entry(entry.read_bytes())
     return True
-  except Exception:  # of the library's own type
+  except Exception:  # the compression libraries raise their own types
     return False

@@ -18,15 +18,15 @@ _KERNEL = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def use_huge_pages() -> None:
-  """Restart this process with huge pages, where that helps and is not already decided.
+  """Restart this process with huge pages, if that helps and the user has not chosen already.
 
   Call it at the start of a program's `__main__`, before threads start or jax is imported. The
   process keeps its id, arguments, files and terminal. Does nothing without glibc or a kernel that
   grants huge pages on request ("madvise"), or if GLIBC_TUNABLES already sets `glibc.malloc.hugetlb`
-  (0 turns this off).
+  (0 means no huge pages).
   """
   environment = with_huge_pages(dict(os.environ))
-  if environment is None or not _on_request():
+  if environment is None or not _can_request():
     return
   sys.stdout.flush()
   sys.stderr.flush()
@@ -44,7 +44,8 @@ def with_huge_pages(environment: dict[str, str]) -> dict[str, str] | None:
   return environment | {"GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_TUNABLE}=1")))}
 
 
-def _on_request() -> bool:
+def _can_request() -> bool:
+  """Return whether this system grants huge pages on request."""
   if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc" or not sys.executable:
     return False
   try:

@@ -10,14 +10,14 @@ import ctypes
 import os
 import platform
 
-# of `mallopt` in malloc.h
+# Options of `mallopt` in malloc.h.
 _TRIM_THRESHOLD = -1
 _MMAP_MAX = -4
-# `mallopt` takes an int
+# `mallopt` takes an int. No limit replaces larger thresholds.
 _NO_LIMIT = -1
 _MAX_INT = 2**31 - 1
-_SPARE = 2**26  # the other memory that comes and goes with a step
-_largest = 0
+_SPARE_BYTES = 2**26  # for the other memory that a step allocates and frees
+_largest = 0  # bytes of temporaries
 
 
 def keep_freed_memory(temporaries: int) -> bool:
@@ -39,8 +39,8 @@ def keep_freed_memory(temporaries: int) -> bool:
   ):
     return False
   _largest = max(_largest, temporaries)
-  # above this, glibc returns all of the free memory at the end of its heap
-  trim_threshold = 2 * _largest + _SPARE
+  # If more memory is free at the end of its heap, glibc returns all of it.
+  trim_threshold = 2 * _largest + _SPARE_BYTES
   mallopt = ctypes.CDLL(None).mallopt
   return bool(
     mallopt(_MMAP_MAX, 0)

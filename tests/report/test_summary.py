@@ -84,7 +84,7 @@ def test_the_summary_states_model_data_mesh_steps_and_duration(tmp_path):
   assert "about 60 min at 50% of the peak" in summary
   assert len(summary.splitlines()) < 12
   assert (tmp_path / "sharding.txt").read_text().startswith("parameter")
-  assert "duration  told with the steps" in summarize(
+  assert "duration  printed with the steps" in summarize(
     session, assembly, StepCost(4096, 1e12, 0.0), 0
   )
   with MetricsWriter(tmp_path, resume_step=0) as writer:

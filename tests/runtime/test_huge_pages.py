@@ -24,7 +24,7 @@ def test_a_restarted_module_keeps_its_process_id_arguments_and_input(tmp_path):
   (tmp_path / "program.py").write_text(
     "import json, os, sys\n"
     "from t5x_like.runtime import huge_pages\n"
-    "huge_pages._on_request = lambda: True\n"
+    "huge_pages._can_request = lambda: True\n"
     "print('start', os.getpid(), flush=True)\n"
     "huge_pages.use_huge_pages()\n"
     "print(json.dumps([os.getpid(), sys.argv[1:], sys.flags.dev_mode, sys.stdin.read(), "
