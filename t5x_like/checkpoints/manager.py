@@ -229,7 +229,7 @@ class Checkpoints(contextlib.AbstractContextManager):
       try:
         state, metadata = self._restore_any_attempt(candidate, abstract_state)
       except DamagedStep as damage:
-        # a run in the same workdir has removed it, to save newer steps
+        # If it is gone, a run in the same workdir has removed it to save newer steps.
         if candidate not in self._store.agreed_steps():
           has_removed_steps = True
           continue

@@ -152,7 +152,7 @@ def check_tensors(where, saved: dict[str, dict], template: dict[str, Any]) -> No
   """Compare the tensors of a manifest with abstract ones, by name.
 
   Raises:
-    UserError: naming the first tensor that is missing, unexpected, or of another shape or type.
+    UserError: a tensor is missing, unexpected, or of another shape or type; the first is named.
   """
   for name, x in template.items():
     expected = f"{x.dtype}{list(x.shape)}"

@@ -61,7 +61,7 @@ class ObjectSteps:
     self._timeout = timeout_seconds
     self._check = check
     self._saving: threading.Thread | None = None
-    self._deadline = 0.0  # of the save under way
+    self._deadline = 0.0  # for the present save, by `time.monotonic`
     self._failed: BaseException | None = None
     self._copies = HostCopies()
     self._agreed: dict[int, list[str]] = {}  # the directories of each step

@@ -256,7 +256,7 @@ def read_tensors(
       item=nest(template), restore_args=nest(restore_args), partial_restore=partial
     )
     tree = handler.restore(path, args=args)
-  # orbax does not validate the JSON of its tensors
+  # Orbax does not validate the JSON of its tensors.
   except (AttributeError, IndexError, RecursionError) as error:
     raise DamagedStep(f"a tensor cannot be read: {one_line(error)[:300]}") from error
   finally:

@@ -135,8 +135,8 @@ def read_questions(path: str) -> Questions:
   """Read the questions of a file of JSON lines, plain or compressed.
 
   Raises:
-    UserError: there is no such file, no question or no known kind; or, naming the row, a key is
-      missing or has the wrong type, or the answer is not among the choices.
+    UserError: there is no such file, no question or no known kind; or, in a row that the message
+      names, a key is missing or has the wrong type, or the answer is not among the choices.
   """
   source = open_source(f"jsonl:{path}")
   locations = []

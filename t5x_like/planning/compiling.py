@@ -174,8 +174,8 @@ def _compile(
     else:
       compiled = lowered.compile()
     return compiled, compiled.as_text(), options
-  # libtpu writes the text itself: jaxlib, which would read the program back, may be older and
-  # refuse instructions.
+  # Let libtpu write the text: jaxlib, which would read the program back, may be older and refuse
+  # instructions.
   with tempfile.TemporaryDirectory() as folder:
     dump_options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
     if step == "train":

@@ -66,7 +66,7 @@ CHIPS = {
 }
 _TPU_SHAPE = r"[1-9]\d*(x[1-9]\d*){1,2}"
 _SHAPES = {"cpu": r"[1-9]\d*", LOCAL: ""}  # other shapes than a torus of TPUs
-_FLAT = ("v5e", "v6e")  # slices have two dimensions, those of other kinds three
+_FLAT = ("v5e", "v6e")  # slices have two dimensions, of other kinds three
 _POD_SIDE = 16  # chips; on flat kinds, only a dimension of the whole pod's length is a ring
 # On the other kinds, optical switches make a ring of every dimension of a slice of whole cubes.
 _CUBE_SIDE = 4

@@ -17,7 +17,7 @@ from t5x_like.planning.hlo import Instruction, Program, arrays
 _RAGGED = "ragged_dot_general"
 _RAGGED_CALL = '"is_ragged_dot":true'
 _KERNEL = 'custom_call_target="tpu_custom_call"'
-_UNKNOWN_CYCLES = 2**62  # from here on, an estimate is no number of cycles
+_UNKNOWN_CYCLES = 2**62  # estimates from here on are not numbers of cycles
 # Matrix products of an attention kernel, relative to the two of its forward pass.
 _PASSES = {"fwd": 1.0, "dq": 1.5, "dkv": 2.0}
 

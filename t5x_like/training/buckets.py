@@ -2,8 +2,8 @@
 
 Rows of short texts are mostly padding. With `config.task.buckets=8`, a batch is cut to the fewest
 eighths of a row that hold its longest text, rounded up to a multiple of 8. Both sides of an
-encoder-decoder are cut to the same share. Losses equal those of whole rows, up to rounding, except
-for dropout, whose random numbers depend on the shape.
+encoder-decoder are cut to the same share. Losses equal the losses of whole rows, up to rounding,
+except for dropout, whose random numbers depend on the shape.
 
 The length depends only on the global batch, which is a function of the step. So a resumed run cuts
 to the same lengths, and so do all processes, each of which makes the whole batch. The step for

@@ -139,7 +139,7 @@ class RefusedSteps:
   """The recent steps whose updates a guard has skipped.
 
   Args:
-    steps: those of earlier starts, in order.
+    steps: the refused steps of earlier starts, in order.
   """
 
   def __init__(self, guard: Guard, steps: Iterable[int]):

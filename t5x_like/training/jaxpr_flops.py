@@ -34,7 +34,7 @@ def count_equation(equation, halved: bool) -> float:
   if name == "conv_general_dilated":
     kernel = equation.invars[1].aval
     out_features = parameters["dimension_numbers"].rhs_spec[0]
-    # The kernel's input features are those of one feature group already.
+    # The kernel already has only the input features of one feature group.
     window = math.prod(kernel.shape) / kernel.shape[out_features]
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * window
   if name == "cond":

@@ -128,7 +128,7 @@ class StepMeter:
     self._excluded = 0.0
     self._own_seconds = 0.0
     self._compile_start = 0.0  # the value of `compile_cache.compile_seconds` when a step began
-    self._dispatch_start = 0.0  # when the batch of the step had arrived
+    self._dispatch_start = 0.0  # the time when the batch of the step had arrived
     self._compile_seconds = 0.0
     self._num_finished = 0
     self.totals = StepTotals()

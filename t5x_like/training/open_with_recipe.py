@@ -76,7 +76,7 @@ def _with_trained_parts(config: ConfigDict, identity: dict[str, Any], workdir: s
 
 
 def _check_model(saved: SavedModel) -> None:
-  """Check that the config's model is the trained one; raise UserError naming the changed keys."""
+  """Refuse a config whose model is not the trained one, and name the changed keys."""
   model = saved.config.model.to_dict()
   trained_model = dict(saved.identity["model"])
   if saved.is_published:  # its config has no keys of training

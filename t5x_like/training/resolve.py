@@ -26,7 +26,7 @@ from t5x_like.tunings import TUNINGS
 
 # The schedules that end with the run by default.
 _TO_TOTAL = [name for name, f in SCHEDULES.items() if "total_steps" in slots.argument_names(f)]
-# The slots of a recipe, except those of the model, the task, evaluators and trackers.
+# The slots of a recipe, except the model, the task, evaluators and trackers.
 SLOTS = {
   "objective": OBJECTIVES,
   "optimizer": OPTIMIZERS._replace(records=(config_lib.OptimizerMemory,)),

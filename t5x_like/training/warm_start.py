@@ -279,7 +279,7 @@ def _check_init_vocabulary(config: ConfigDict, vocabulary) -> None:
     saved = open_saved_model(config.init.workdir, flag=_INIT)
     if vocabulary.fingerprint != saved.vocabulary_fingerprint:
       raise UserError(
-        f"config.task: the vocabulary of the data differs from that of {saved.path}; prepare them "
+        f"config.task: the vocabulary of the data differs from {saved.path}'s; prepare the data "
         f"with --vocabulary={saved.vocabulary_directory}"
       )
 

@@ -1,7 +1,7 @@
 """Compute steps of a run again from its checkpoints, and compare them with the chain.
 
-Where devices, versions, flags and layout are those of the run, every bit must be equal. Elsewhere
-losses may differ by a bound, since sums are rounded in another order.
+If devices, versions, flags and layout are the same as in the run, every bit must be equal.
+Otherwise losses may differ by a bound, since sums are rounded in another order.
 """
 
 import dataclasses
@@ -151,7 +151,7 @@ class Replayer:
     """Compute the steps after a base up to `last`; add what was compared to the result."""
     history = self._run.history
     state = self._state(base)
-    is_exact = True  # so far: a step from a state that was rounded differently is not
+    is_exact = True  # until a step starts from a state that was rounded differently
     for number in range(base + 1, last + 1):
       recorded = history.steps[number]
       is_exact = is_exact and self._computes_like(recorded.lineage.last)

@@ -28,7 +28,7 @@ class _Events:
   """
 
   def __init__(self, workdir: pathlib.Path, step: int):
-    # slow to import, and only one process needs it
+    # Imported here because it is slow, and only one process needs it.
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event, SessionLog
     from tensorboardX.proto.summary_pb2 import Summary
