@@ -290,7 +290,7 @@ def test_invalid_options_are_refused_by_name(values, message):
 
 @pytest.mark.parametrize(
   "directory, message",
-  [("$NO_SUCH_VARIABLE/x", "NO_SUCH_VARIABLE"), ("/proc/none", "cannot be made")],
+  [("$NO_SUCH_VARIABLE/x", "NO_SUCH_VARIABLE"), ("/proc/none", "cannot be created")],
 )
 def test_unusable_directory_is_refused_before_the_first_step(directory, message, tmp_path):
   with refuses(message):
