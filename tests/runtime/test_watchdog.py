@@ -80,6 +80,6 @@ def test_a_step_whose_repetition_differs_is_noticed():
   with pytest.raises(
     TransientError,
     match=r"step 8 was computed twice, and params/w \(1 of 5 "
-    r"tensors\) came out",
+    r"tensors\) differs",
   ):
     compute_twice(step, state, None)
