@@ -17,6 +17,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.drills.test_certificates import certify
 from tests.runs import Process, assert_same_bits, count_metrics, losses, run_to_end, train
 
 pytestmark = pytest.mark.drill
@@ -110,7 +111,7 @@ def test_the_remaining_slice_goes_on_without_the_first(uninterrupted, quick, tmp
 
 
 def test_the_remaining_slice_goes_on_and_the_lost_one_is_taken_back(quick, tmp_path):
-  """The other goes on within a minute. Steps keep their batches on every mesh."""
+  """The other goes on within a minute. Steps keep their batches, in one certificate."""
   whole = tmp_path / "whole"
   run_to_end(command(whole, steps=LONG_STEPS), **quick)
   job = ("--least_slices=1", "--return_seconds=100000", "--rejoin_seconds=1", "--restarts=0")
@@ -141,6 +142,11 @@ def test_the_remaining_slice_goes_on_and_the_lost_one_is_taken_back(quick, tmp_p
   assert differences[first : first + 3].max() < 1e-5
   # Rounding grows while training goes on, but another batch would have another loss.
   assert differences.max() < 0.1 * np.abs(np.diff(expected)).mean()
+  code, output, outcome = certify(where / "run", "--steps=all", "--replay=all", devices=4, **quick)
+  assert code == 0, output
+  assert (outcome["first_step"], outcome["last_step"]) == (1, LONG_STEPS)
+  starts = [(start["step"], start["environment"]["processes"]) for start in outcome["starts"]]
+  assert starts == [(0, 4), (first, 2), (second, 4)]
 
 
 def has_steps_after_resuming(workdir) -> bool:
