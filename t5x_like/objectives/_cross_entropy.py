@@ -23,10 +23,11 @@ from t5x_like.nn.vocabulary_logits import VocabularyLogits
 from t5x_like.parallel.constrain import constrain, gather, reduce_scatter, ways
 
 MAX_CHUNK_LOGITS = 2**24  # the most logits of a chunk on one device
-# columns of a chunk, on one device
+# Unless all logits fit, the most columns of a chunk on one device lie between these bounds.
 MIN_CHUNK_COLUMNS = 1024
 MAX_CHUNK_COLUMNS = 8192
-# prefix of the products' named scope, with real and computed columns, for the FLOP count
+# The named scope of a product is `columns_<columns of the vocabulary>_of_<computed columns>`, from
+# which `training.jaxpr_flops` counts the columns of overlapping chunks once.
 COLUMNS_SCOPE = "columns_"
 LANES = 128  # columns are a multiple of this, the width of an accelerator's registers
 
@@ -145,8 +146,8 @@ class Chunking:
     vocab, tied, softcap: see `VocabularyLogits`.
     vocab_shards: the number of parts of the vocabulary over the mesh; every chunk has columns of
       each part.
-    columns: columns of each part in a chunk; the last chunk ends with the part and masks columns of
-      the previous chunk.
+    columns: columns of each part in a chunk. The last chunk ends where the part ends. If it
+      overlaps the previous chunk, the columns in both are masked in the last chunk.
     sequence_shards: the number of parts of a sequence over the mesh.
     token_chunks: the number of chunks in each of these parts.
   """
@@ -161,7 +162,7 @@ class Chunking:
 
   @classmethod
   def for_logits(cls, logits: VocabularyLogits) -> "Chunking":
-    """Return the fewest chunks of logits that fit in `MAX_CHUNK_LOGITS` on each device."""
+    """Return a division into few chunks of at most `MAX_CHUNK_LOGITS` logits on each device."""
     B, T, V = logits.shape
     vocab_shards = max(ways("vocab"), ways("activation_vocab"))
     sequence_shards = ways("length")
@@ -172,7 +173,7 @@ class Chunking:
     tokens = max(1, B * T // (ways("batch") * sequence_shards))
     width = V // vocab_shards
     length = T // sequence_shards
-    # a split kernel is gathered by chunks
+    # A kernel that is split over the mesh is gathered in chunks, even if all logits fit.
     fits = tokens * width <= MAX_CHUNK_LOGITS and vocab_shards * ways("embed") == 1
     max_columns = width
     if not fits:
@@ -216,11 +217,11 @@ class Chunking:
 
   def split_kernel(self, kernel: jax.Array) -> jax.Array:
     """Reshape a kernel [V, D] or [D, V] into parts."""
-    wide = (self.vocab_shards, self.vocab // self.vocab_shards)
-    return kernel.reshape(*wide, -1) if self.tied else kernel.reshape(-1, *wide)
+    parts = (self.vocab_shards, self.vocab // self.vocab_shards)
+    return kernel.reshape(*parts, -1) if self.tied else kernel.reshape(-1, *parts)
 
   def split_tokens(self, x: jax.Array) -> jax.Array:
-    """Reshape [B, T, ...] to [rows, B, T / rows, ...]; every device keeps its tokens."""
+    """Reshape [B, T, ...] to [chunks, B, T / chunks, ...]; every device keeps its tokens."""
     B, T, *trailing = x.shape
     x = x.reshape(
       B,
@@ -233,16 +234,16 @@ class Chunking:
 
   def merge_tokens(self, x: jax.Array) -> jax.Array:
     """Undo `split_tokens`."""
-    rows, B, length, *trailing = x.shape
-    x = x.reshape(rows, B, self.sequence_shards, length // self.sequence_shards, *trailing)
-    return jnp.moveaxis(x, 0, 2).reshape(B, rows * length, *trailing)
+    chunks, B, length, *trailing = x.shape
+    x = x.reshape(chunks, B, self.sequence_shards, length // self.sequence_shards, *trailing)
+    return jnp.moveaxis(x, 0, 2).reshape(B, chunks * length, *trailing)
 
   def add_gradient(
     self, total: jax.Array, chunk: jax.Array, start: jax.Array, axis: int
   ) -> jax.Array:
-    """Add a chunk of gradients to `total`.
+    """Write a chunk of gradients into `total`.
 
-    Columns that were in an earlier chunk get zeros added.
+    The gradients of masked columns are zero, so the sums from the previous chunk remain.
     """
     chunk = chunk.astype(total.dtype)
     if self.overlaps:
@@ -273,7 +274,7 @@ class Chunking:
   def logits(self, x: jax.Array, chunk: VocabularyChunk) -> jax.Array:
     """Compute the logits of the chunk's columns, float32 [B, T, p, c].
 
-    Columns of the previous chunk get -inf.
+    Masked columns, which are also in the previous chunk, get -inf.
     """
     product = "BTD,pcD->BTpc" if self.tied else "BTD,Dpc->BTpc"
     with jax.named_scope(
@@ -304,15 +305,16 @@ def _statistics(
 def _forward(chunks: Chunking, sum_up: bool, x, kernel, bias, targets):
   """Return the statistics and the residuals of the backward pass, as `jax.custom_vjp` needs them.
 
-  Each chunk updates a running maximum and sum for each part of the vocabulary.
+  Each chunk of the vocabulary updates a running maximum and sum for each part. Within it, a scan
+  goes over the chunks of tokens.
   """
   inputs = chunks.split_tokens(x), chunks.split_tokens(targets)
 
   def add_chunk(statistics_so_far, index):
     chunk = chunks.vocabulary_chunk(kernel, bias, index, x.dtype)
 
-    def add_rows(_, inputs):
-      (x, targets), (peak, z, target, total) = inputs
+    def add_tokens(_, token_chunk):
+      (x, targets), (peak, z, target, total) = token_chunk
       logits = chunks.logits(x, chunk)
       new_peak = jnp.maximum(peak, logits.max(-1))
       z = z * jnp.exp(peak - new_peak) + jnp.exp(logits - new_peak[..., None]).sum(-1)
@@ -321,7 +323,7 @@ def _forward(chunks: Chunking, sum_up: bool, x, kernel, bias, targets):
         total += jnp.where(chunk.ids_pc < 0, 0.0, logits).sum(-1)
       return None, (new_peak, z, target, total)
 
-    return jax.lax.scan(add_rows, None, (inputs, statistics_so_far))[1]
+    return jax.lax.scan(add_tokens, None, (inputs, statistics_so_far))[1]
 
   zeros = constrain(
     jnp.zeros((*inputs[1].shape, chunks.vocab_shards)), None, "batch", "length", "activation_vocab"
@@ -329,15 +331,16 @@ def _forward(chunks: Chunking, sum_up: bool, x, kernel, bias, targets):
   peaks, z, target, total = chunks.scan(add_chunk, (zeros - math.inf, zeros, zeros, zeros))
   peak = peaks.max(-1)
   log_z = peak + jnp.log(jnp.sum(z * jnp.exp(peaks - peak[..., None]), axis=-1))
-  statistics_of_rows = (log_z, target.sum(-1), total.sum(-1), peak)
-  outputs = tuple(chunks.merge_tokens(statistic) for statistic in statistics_of_rows)
+  chunked_statistics = (log_z, target.sum(-1), total.sum(-1), peak)
+  outputs = tuple(chunks.merge_tokens(statistic) for statistic in chunked_statistics)
   return outputs, (x, kernel, bias, targets, outputs[0])
 
 
 def _backward(chunks: Chunking, sum_up: bool, residuals, gradients):
   """Return the gradients of x, kernel, bias and targets; the logits of a chunk are recomputed.
 
-  The gradient of a token's logits is `d log_z * softmax + d target * one-hot + d total`.
+  The gradient of a token's logits is `d log_z * softmax + d target * one-hot + d total`. The
+  gradient of the maximum is ignored.
   """
   x, kernel, bias, targets, log_z = residuals
   inputs = [chunks.split_tokens(a) for a in (x, targets, log_z, *gradients[:3])]
@@ -350,8 +353,8 @@ def _backward(chunks: Chunking, sum_up: bool, residuals, gradients):
     dx, d_kernel, d_bias = gradients_so_far
     chunk = chunks.vocabulary_chunk(kernel, bias, index, x.dtype)
 
-    def gradients_of_rows(inputs, dx):
-      x, targets, *statistics_BT = inputs
+    def token_chunk_gradients(token_chunk, dx):
+      x, targets, *statistics_BT = token_chunk
       log_z, d_log_z, d_target, d_total = (s_BT[..., None, None] for s_BT in statistics_BT)
       logits = chunks.logits(x, chunk)
       is_target = chunk.ids_pc == targets[..., None, None]
@@ -368,16 +371,16 @@ def _backward(chunks: Chunking, sum_up: bool, residuals, gradients):
       d_kernel = reduce_scatter(to_kernel, *factors, chunks.logical_axes)
       return dx, d_kernel, d_logits.sum((0, 1))
 
-    def add_rows(sums, rows):
-      dx, *rows_sums = gradients_of_rows(*rows)
-      return jax.tree.map(jnp.add, sums, tuple(rows_sums)), dx
+    def add_tokens(sums, token_chunk_and_dx):
+      dx, *kernel_and_bias = token_chunk_gradients(*token_chunk_and_dx)
+      return jax.tree.map(jnp.add, sums, tuple(kernel_and_bias)), dx
 
     if chunks.token_chunks == 1:
-      dx, kernel_chunk, bias_chunk = gradients_of_rows([a[0] for a in inputs], dx[0])
+      dx, kernel_chunk, bias_chunk = token_chunk_gradients([a[0] for a in inputs], dx[0])
       dx = dx[None]
     else:
       zeros = (jnp.zeros(a.shape, jnp.float32) for a in (chunk.kernel, chunk.ids_pc))
-      sums, dx = jax.lax.scan(add_rows, tuple(zeros), (inputs, dx))
+      sums, dx = jax.lax.scan(add_tokens, tuple(zeros), (inputs, dx))
       kernel_chunk, bias_chunk = sums
     d_kernel = chunks.add_gradient(d_kernel, kernel_chunk, chunk.start, chunks.column_axis)
     if bias is not None:
