@@ -31,10 +31,10 @@ class RetrievalVariant:
   """One size of a retriever and a reader.
 
   Attributes:
-    retriever: variant of the encoder of queries and passages, which takes the vocabulary of the
-      reader.
+    retriever: variant of the encoder of queries and passages; its vocabulary is replaced by the
+      reader's.
     reader: variant of the encoder-decoder that reads a query with a passage.
-    width: width of the space in which queries and passages are compared.
+    width: P, the width of the embeddings of queries and passages.
   """
 
   retriever: Variant
@@ -55,9 +55,10 @@ class RetrievalVariant:
 
 
 class Retriever(nnx.Module):
-  """An encoder of queries and passages, with a projection of the first state for each of the two.
+  """An encoder of queries and passages, with one output projection for each kind.
 
-  A row starts with the start token, which stands for [CLS]; the tokens of a text follow.
+  A row is the start token, which stands for [CLS], and the tokens of a text. The projections take
+  the state of the start token.
   """
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, width: int, **options):
@@ -76,26 +77,26 @@ class Retriever(nnx.Module):
     return self.passage(self._first_state(tokens_RL, key)).astype(jnp.float32)
 
   def _first_state(self, tokens_RL: jax.Array, key: jax.Array | None) -> jax.Array:
-    ids = self.encoder.variant.tokens
-    tokens_RS = jnp.pad(tokens_RL, ((0, 0), (1, 0)), constant_values=ids.start)
-    # T5's start token is its padding
-    valid_RS = jnp.pad(tokens_RL != ids.pad, ((0, 0), (1, 0)), constant_values=True)
+    special = self.encoder.variant.tokens
+    tokens_RS = jnp.pad(tokens_RL, ((0, 0), (1, 0)), constant_values=special.start)
+    # The start token is always valid, even where its id is that of padding, as in T5.
+    valid_RS = jnp.pad(tokens_RL != special.pad, ((0, 0), (1, 0)), constant_values=True)
     rows = {"encoder_input_tokens": tokens_RS, "encoder_segment_ids": valid_RS.astype(jnp.int32)}
     x_RSD, _, _ = self.encoder.encode(rows, key)
     return x_RSD[:, 0]
 
 
 class FrozenRetriever(nnx.Module):
-  """The retriever as it was when the index was last made."""
+  """A copy of the retriever, as it was when the index was last made."""
 
   def __init__(self, retriever: Retriever):
     self.retriever = jax.tree.map(lambda x: x, retriever)
 
 
 class RetrieverReader(nnx.Module):
-  """A retriever, a reader, and an untrained copy of the retriever, from which the index is made.
+  """A retriever, a reader, and the copy of the retriever from which the index is made.
 
-  The copy is in `reference`.
+  The copy is in `reference`; it is not trained, but replaced at each refresh of the index.
 
   Args:
     variant: a name in `VARIANTS`, or a `RetrievalVariant`. All arguments but `rngs` are keys of
@@ -131,6 +132,7 @@ class RetrieverReader(nnx.Module):
     design = dict(slots.to_plain(design))
     retriever_design = design.pop("retriever", {})
     reader_design = design.pop("reader", {})
+    # No names to look up: both variants are objects.
     reader = resolve_variant(
       {}, variant.reader, design | reader_design, tokens, vocab_size=vocab_size
     )
@@ -145,13 +147,13 @@ class RetrieverReader(nnx.Module):
     self.reference = FrozenRetriever(self.retriever)
 
   def open_predictor(self, config: "ConfigDict", flags: dict[str, Any]) -> "PassagePredictor":
-    """Return a predictor of answers from the passages of the run's task, which it opens.
+    """Open the run's task, and return a predictor that answers from the passages of the task.
 
     Args:
       config: the resolved config of the run.
       flags: the arguments of `PassagePredictor`.
     Raises:
-      UserError: as `PassagePredictor` and `data.task.build_at`.
+      UserError: as in `PassagePredictor` and `data.task.build_at`.
     """
     from t5x_like.contrib.retrieval.predictor import PassagePredictor  # opens data
 
@@ -167,13 +169,13 @@ class RetrieverReader(nnx.Module):
     """Embed queries and passages, and read each query with each of its passages.
 
     Args:
-      batch: `encoder_input_tokens` int32 [B, Q], queries up to EOS; `passage_tokens` int32 [B, Z,
-        L], Z passages of each up to EOS, where a row of padding is the null document. With
-        `decoder_input_tokens` int32 [B, T], the passages are read.
+      batch: `encoder_input_tokens` int32 [B, Q], the queries; `passage_tokens` int32 [B, Z, L], Z
+        passages for each query, where a row of padding is the null document; both end with EOS.
+        The passages are read only if there are `decoder_input_tokens` int32 [B, T].
       key: dropout key, or None for evaluation.
     Returns:
       {"query_embeddings" float32 [B, P], "passage_embeddings" float32 [B, Z, P]}; if passages are
-      read, "logits", `VocabularyLogits` [B * Z, T, V], and the scalars of the reader.
+      read, also "logits", `VocabularyLogits` [B * Z, T, V], and the scalars of the reader.
     """
     passage_BZL = batch["passage_tokens"]
     B, Z, L = passage_BZL.shape
@@ -192,7 +194,7 @@ class RetrieverReader(nnx.Module):
     B, Z, L = passage_BZL.shape
     Q = query_BQ.shape[1]
     end_B11 = jnp.sum(query_BQ != pad, axis=1)[:, None, None]
-    # slots counted from the end of the query
+    # positions counted from the end of the query
     offset_B1S = jnp.broadcast_to(jnp.arange(Q + L) - end_B11, (B, 1, Q + L))
     passage_BZS = jnp.take_along_axis(passage_BZL, jnp.clip(offset_B1S, 0, L - 1), axis=2)
     passage_BZS = jnp.where(offset_B1S < L, passage_BZS, pad)
