@@ -25,7 +25,7 @@ SPELLINGS = {
   "eos": ("</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[SEP]"),
 }
 SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1 and 2 of tokenizers trained here
-MASK_TOKENS = ("[CLS]", "[SEP]", "[MASK]")  # their ids 3, 4 and 5, on request
+MASK_TOKENS = ("[CLS]", "[SEP]", "[MASK]")  # ids 3, 4 and 5, if the flag for them is set
 
 _MAX_ENCODED = 2**18  # characters of a text that the tokenizers library encodes at once
 _BETWEEN_WORDS = re.compile(r"(?<=\w) (?=\w)")
@@ -55,7 +55,7 @@ class TokenizerVocabulary(Vocabulary):
   """
 
   def __init__(self, model: bytes, origin: str = "tokenizer.json"):
-    ids, added = self._open(model, origin)
+    ids, special_pieces = self._open(model, origin)
     extra_ids = 0
     while ids.get(f"<extra_id_{extra_ids}>") == self.size - 1 - extra_ids:
       extra_ids += 1
@@ -69,12 +69,12 @@ class TokenizerVocabulary(Vocabulary):
     self.unk_id = _find_id(ids, "unk")
     if self.unk_id is None:  # a byte-level model encodes every text
       self.unk_id = self.eos_id
-    special_pieces = shared.look_up_special_pieces(added.get)
-    self.mask_id = special_pieces["mask"]
-    self.cls_id = special_pieces["cls"]
-    self.sep_id = special_pieces["sep"]
-    self.bos_id = special_pieces["bos"]
-    self._finish(added)
+    usual_ids = shared.look_up_special_pieces(special_pieces.get)
+    self.mask_id = usual_ids["mask"]
+    self.cls_id = usual_ids["cls"]
+    self.sep_id = usual_ids["sep"]
+    self.bos_id = usual_ids["bos"]
+    self._finish(special_pieces)
     self.fingerprint = shared.fingerprint(KIND, model, self.extra_ids)
 
   def _open(self, model: bytes, origin: str) -> tuple[dict[str, int], dict[str, int]]:
@@ -82,25 +82,26 @@ class TokenizerVocabulary(Vocabulary):
     self._tokenizer = _open_tokenizer(model, origin)
     self.model = model
     self._origin = origin
+    # The library's option is to encode the spelling of a special token as any other text.
     self._tokenizer.encode_special_tokens = not self.specials_in_text
     ids = self._tokenizer.get_vocab(with_added_tokens=True)
     self.size = max(ids.values()) + 1
-    # Every piece takes several bytes, so most ids below would have no piece.
+    # A piece takes several bytes of the file, so most ids below such a size have no piece.
     if self.size > len(model):
       raise UserError(
         f"{origin}: found id {self.size - 1} in a file of {len(model)} bytes and {len(ids)} "
-        "pieces, expected ids that count its pieces; it is damaged, copy it again"
+        "pieces, expected ids below the number of its bytes; it is damaged, copy it again"
       )
     self._spellings = [""] * self.size
     for piece, i in ids.items():
       self._spellings[i] = piece
     special_pieces = {}
-    self._added = set()
+    self._added_text_ids = set()
     for i, token in self._tokenizer.get_added_tokens_decoder().items():
       if token.special:
         special_pieces[token.content] = i
       else:
-        self._added.add(i)
+        self._added_text_ids.add(i)
     return ids, special_pieces
 
   def _finish(self, special_pieces: dict[str, int]) -> None:
@@ -136,7 +137,8 @@ class TokenizerVocabulary(Vocabulary):
     return self._replace_special(encoding.ids).tolist(), encoding.offsets
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    # On all cores, unless TOKENIZERS_PARALLELISM=false, which tools with one process per core set.
+    # The library uses all cores, unless TOKENIZERS_PARALLELISM=false, as in the tools that start a
+    # process for each core.
     texts = [shared.well_formed(text) for text in texts]
     short_ids = iter(self._encode_short([text for text in texts if not self._is_long(text)]))
     return [self._encode_long(text) if self._is_long(text) else next(short_ids) for text in texts]
@@ -176,6 +178,7 @@ class TokenizerVocabulary(Vocabulary):
         with convert_errors(self._origin, "ids cannot be decoded"):
           decoded = self._tokenizer.decode(part, skip_special_tokens=False)
         starts_word = part[0] in self.special_ids or self._text_bytes(part[0])[:1].isspace()
+        # Most decoders drop the space before the first word; where it is kept, none is added.
         starts_word = starts_word and not decoded.startswith(" ")
       if text and starts_word and not self._byte_level:
         text += " "
@@ -195,7 +198,7 @@ class TokenizerVocabulary(Vocabulary):
     return {MODEL_FILE: self.model, vocabularies.CONFIG: config}
 
   def _replace_special(self, ids: list[int]) -> np.ndarray:
-    """Convert ids to int32 and make special ids unknown, for words spelled like special tokens."""
+    """Convert ids to int32, and make words that are spelled like special tokens unknown."""
     ids = np.asarray(ids, np.int32)
     is_special = self._is_special[ids]
     if not is_special.any():
@@ -203,10 +206,11 @@ class TokenizerVocabulary(Vocabulary):
     return np.where(is_special, np.int32(self.unk_id), ids)
 
   def _text_bytes(self, i: int) -> bytes:
+    """Return the text of a piece in UTF-8, with the space before or after a word."""
     piece = self._spellings[i]
     if i == self.unk_id:
       return " \ufffd".encode() if self._mark else "\ufffd".encode()
-    if i in self._added:
+    if i in self._added_text_ids:
       return piece.encode()
     if self._byte_level:
       byte_of_character = _bytes_of_characters()
@@ -283,7 +287,7 @@ def convert_errors(where: str, problem: str) -> Iterator[None]:
 
 
 def parse_tokenizer_json(model: bytes) -> dict[str, Any]:
-  """Return the content of a `tokenizer.json`, or {}, which the tokenizers library refuses."""
+  """Return the content of a `tokenizer.json`; {} for a file that the tokenizers library refuses."""
   try:
     tokenizer_json = json.loads(model)
   except (ValueError, RecursionError):
