@@ -3,8 +3,8 @@
 A checkpoint directory holds `checkpoint`, a msgpack index of nested dictionaries. A leaf is an
 array, or TensorStore's spec of one that is stored next to the index as Zarr. Checkpoints that T5X
 saves through Orbax hold placeholders instead of specs, or have `_METADATA` instead of the index,
-and may keep all arrays in one OCDBT database. Only the array's name and shape are taken from a
-spec; its store is always the directory itself.
+and may keep all arrays in one OCDBT database. Of a spec, only the array's name and shape are used:
+arrays are always read from the directory itself.
 """
 
 import dataclasses
@@ -31,7 +31,8 @@ METADATA = "_METADATA"
 OCDBT = "manifest.ocdbt"
 _STATE = "state"  # the directory of the train state in a checkpoint saved through Orbax
 _PLACEHOLDER = "PLACEHOLDER://"
-# The most bytes of an array per stored byte: gzip's limit for Zarr, a generous one for OCDBT.
+# An array has at most this many bytes per stored byte: gzip's limit for Zarr, a generous one for
+# OCDBT.
 _MAX_EXPANSION = {"zarr": 1_100, "ocdbt": 2**16}
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "int64")
 # raised by msgpack and by flax for damaged content
@@ -79,7 +80,7 @@ class Checkpoint:
     self._key_value_store = functools.partial(_key_value_store, directory)
     self._stored_bytes = None if is_remote(self.where) else _total_bytes(self.where)
     index = _read_index(directory)
-    tree = index.get("optimizer", index)
+    tree = index.get("optimizer", index)  # T5X itself writes the train state below this key
     self._leaves = {}
     for keys, content in _flatten(tree, ()):
       leaf = self._parse_leaf(keys, content)
@@ -99,7 +100,7 @@ class Checkpoint:
     return tuple(self._open(leaf).shape)
 
   def read(self, name: str) -> np.ndarray:
-    """Return an array, as float32 unless it is of integers.
+    """Return an array, converted to float32 unless it has integers.
 
     Raises:
       UserError: the array is missing or damaged.
@@ -139,7 +140,7 @@ class Checkpoint:
     elif isinstance(content, dict):
       store = content.get("kvstore")
       name = store.get("path") if isinstance(store, dict) else None
-      name = name or content.get("path")  # before 2021
+      name = name or content.get("path")  # in files of T5X before 2021
       if isinstance(name, str):
         name = name.rstrip("/")
       shape = _read_shape(key, content)
@@ -168,7 +169,7 @@ class Checkpoint:
     return array
 
   def _check_array(self, array, leaf: _StoredArray) -> None:
-    """Refuse a dtype or shape that the index contradicts, or more values than the files have."""
+    """Refuse an unknown dtype, a shape that the index contradicts, or more bytes than stored."""
     shape = tuple(array.shape)
     dtype = array.dtype.name
     if dtype not in _DTYPES:
@@ -294,6 +295,7 @@ def _add_entry(tree: dict[str, Any], file: AnyPath, key: str, entry: Any) -> Non
         f"{file}: found {quote_name(key)} below an array, expected a tree; copy the checkpoint "
         "again"
       )
+  # An entry without a value, or with an empty dictionary, has no array.
   if value.get("value_type") not in (None, "None", "Dict"):
     node[keys[-1]] = _PLACEHOLDER + ".".join(keys)
 

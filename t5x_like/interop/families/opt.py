@@ -13,7 +13,9 @@ ENTRIES = (
   Field("num_attention_heads", "dims.heads", default=12),
   Field("ffn_dim", "dims.mlp", default=3072),
   Field("max_position_embeddings", "design.position.length", default=2048),
-  Choice("do_layer_norm_before", "design.norm_position", {True: "pre", False: "post"}, True),
+  Choice(
+    "do_layer_norm_before", "design.norm_position", {True: "pre", False: "post"}, default=True
+  ),
   Choice("activation_function", "design.activation", PLAIN_ACTIVATIONS, default="relu"),
   SpecialTokens(pad=1, start=2, eos=2),
   Required("enable_bias", True),
@@ -48,6 +50,7 @@ TYPES = (
     ENTRIES,
     tensors={
       "model.decoder.embed_tokens": "embed",
+      # The second path is for models that project their embeddings, such as 350M.
       "model.decoder.embed_positions": ("inputs/position", "inputs/inner/position"),
       "model.decoder.project_in": "inputs/project",
       "model.decoder.project_out": "head/project",

@@ -1,8 +1,8 @@
 """Switch Transformers.
 
-We drop no tokens, so logits equal those of `transformers` as long as no expert gets more than the
-config's `expert_capacity` tokens (64 by default) of one sequence; models trained here are written
-with a capacity that none exceeds.
+No tokens are dropped here, so logits equal those of `transformers` as long as no expert gets more
+than `expert_capacity` tokens (64 by default) of one sequence. Models trained here are written with
+a capacity that no expert exceeds.
 """
 
 import dataclasses
@@ -49,13 +49,14 @@ def _write_expert_layers(variant: Variant) -> dict[str, Any]:
 ENTRIES = (
   *t5.COMMON_ENTRIES,
   Choice("dense_act_fn", "design.activation", ACTIVATIONS, default="relu"),
+  # Tied embeddings imply that the decoder's output is scaled before the logits, as in T5.
   Field("tie_word_embeddings", "design.logits_scale", default=True),
   Custom(_read_expert_layers, _write_expert_layers),
   Field("num_experts", "design.experts.experts"),
   Field("router_jitter_noise", "design.experts.jitter", default=0.01),
   Field("router_aux_loss_coef", "design.experts.balance_loss", default=0.001),
   Field("router_z_loss_coef", "design.experts.z_loss", default=0.001),
-  WriteOnly("expert_capacity", 2**20),  # none is dropped
+  WriteOnly("expert_capacity", 2**20),  # so no token is dropped
   Required("router_bias", False),
   Required("router_type", "tokens_masked"),
   Required("feed_forward_proj", "relu"),
