@@ -5,7 +5,7 @@
   python -m t5x_like.train --config=configs/gemma3/12b.py --workdir=runs/gemma3_12b
 
 The recipe trains the text model without its image encoder, in windows of 8,192 tokens. Batch and
-rates follow Llama 3.1 8B.
+learning rate follow Llama 3.1 8B.
 
 Hardware: 128 accelerators or more.
 
@@ -13,7 +13,7 @@ Expected: the published model scores 74.5 on MMLU with 5 shots. This recipe has 
 size.
 
 Differences: the model learns from text; the authors distil a larger model (section 2.2). Positions
-are not stretched for long contexts. The report gives neither batch nor rates.
+are not stretched for long contexts. The report gives neither batch size nor learning rate.
 """
 
 from t5x_like.config import defaults

@@ -5,16 +5,16 @@
   python -m t5x_like.train --config=configs/llama/8b.py --workdir=runs/llama_8b
 
 Windows have 8,192 tokens and batches 2^22 tokens. Attention stays inside documents (section 3.2).
-AdamW's rate rises to 3e-4 (table 3) over 8,000 steps and falls on a half cosine to a hundredth
-(section 3.4.1, which describes 405B). The paper does not give betas, weight decay and clipping,
-which follow Llama 2; eps is Adam's default. Parameters, optimizer state and batches are split over
-all chips, for example 256 of v6e.
+AdamW's learning rate rises to 3e-4 (table 3) over 8,000 steps and falls on a half cosine to a
+hundredth (section 3.4.1, which describes 405B). Betas, weight decay and clipping, which the paper
+does not give, follow Llama 2; eps is Adam's default. Parameters, optimizer state and batches are
+split over all chips, for example 256 of v6e.
 
 Hardware: 8B is planned on v5e 16x16 with 512 rows of 2,048 and minimal remat: 1.67 s a step, 58 %
 MFU (docs/plans.json). 8B is planned on v6e 16x16 with 256 rows and attention's activations kept:
-1.16 s a step, 40 % MFU (docs/plans.json). 70B is planned on v5p 8x8x8 with the same, parameters
-over planes of 64 chips: 11.82 s a step, 68 % MFU (docs/plans.json). 405B is planned on v5p 16x16x16
-with the same, planes of 256 and tensor 8: 8.52 s a step, 66 % MFU (docs/plans.json).
+1.16 s a step, 40 % MFU (docs/plans.json). The larger models keep these activations too. 70B is
+planned on v5p 8x8x8 with mesh.fsdp=64: 11.82 s a step, 68 % MFU (docs/plans.json). 405B is planned
+on v5p 16x16x16 with mesh.fsdp=256 and mesh.tensor=8: 8.52 s a step, 66 % MFU (docs/plans.json).
 
 Expected: the published model scores 66.7 on MMLU with 5 shots. This recipe has not been run at full
 size.
