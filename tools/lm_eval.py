@@ -98,7 +98,7 @@ def model_class() -> type:
       return log_probabilities
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-      # Requests with equal options are generated together.
+      # Texts of requests with equal options are continued together.
       groups: dict[str, list[int]] = {}
       for number, request in enumerate(requests):
         options_json = json.dumps(request.args[1], sort_keys=True)
@@ -116,7 +116,7 @@ def model_class() -> type:
     def _generate(self, texts: list[str], options: dict[str, Any]) -> list[str]:
       """Continue each text, up to the first of the strings in the option `until`.
 
-      An encoder-decoder makes as many tokens as with lm_eval's own backend.
+      An encoder-decoder may generate more tokens for a longer context, as in lm_eval's own backend.
       """
       sampling_options = {}
       if options.get("do_sample") and options.get("temperature", 0.0) > 0:
@@ -136,6 +136,7 @@ def model_class() -> type:
 
 
 def __getattr__(name: str):
+  """Make the class `Model` when it is first used, because it needs lm_eval."""
   if name == "Model":
     return model_class()
   raise AttributeError(name)

@@ -22,16 +22,17 @@ def scale_dims(where: str, dims: Dims, width: int) -> Dims:
   Raises:
     UserError: the number of heads or the feed-forward width would be a fraction.
   """
-  # heads and mlp are whole numbers at its multiples only
+  # The heads and mlp of a width are whole numbers only if it is a multiple of this step.
   step = dims.embed // math.gcd(dims.embed, dims.heads, dims.mlp)
   if width < 1 or width % step:
     raise UserError(
-      f"{where}: found the width {width}, expected a multiple of {step}, because {dims.embed} has "
-      f"{dims.heads} heads and a feed-forward width of {dims.mlp}"
+      f"{where}: found the width {width}, expected a multiple of {step}, because a width of "
+      f"{dims.embed} has {dims.heads} heads and a feed-forward width of {dims.mlp}"
     )
   heads = dims.heads * width // dims.embed
   mlp = dims.mlp * width // dims.embed
-  # in proportion too, if that divides the heads; else fewer
+  # Key and value heads stay in proportion if their number divides that of the heads; otherwise
+  # there are fewer.
   kv_heads = math.gcd(heads, max(1, dims.kv_heads * width // dims.embed))
   return dataclasses.replace(dims, embed=width, heads=heads, kv_heads=kv_heads, mlp=mlp)
 

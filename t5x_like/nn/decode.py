@@ -16,8 +16,8 @@ class DecodeState:
   """A key/value cache and the positions of its entries; a pytree.
 
   Attributes:
-    cache: keys and values of every layer; the batch is axis 1. An `Unrolled` stack has a list with
-      one cache per layer, where the batch is axis 0.
+    cache: keys and values of every layer; the batch is axis 1. A stack that was split into
+      its layers (`decoding.unrolled`) has a list of their caches, where the batch is axis 0.
     pos: int32 [B, slots], the position of the token in each cache slot, -1 if the slot is empty or
       padding.
     next_pos: int32 [B], the position of each row's next token.

@@ -11,7 +11,6 @@ from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.runtime import process
-from t5x_like.runtime.process import describe_environment
 from t5x_like.training import warm_start
 from t5x_like.training import workdir as workdirs
 from t5x_like.vocabularies import Vocabulary
@@ -33,6 +32,7 @@ def with_architecture(config: ConfigDict, model_class: type, variant, where: str
     if key in fields and key in accepted_keys:
       model_keys[key] = fields[key]
   if hasattr(variant, "vocab_size"):
+    # The variant's fields hold the special ids, so the recipe's changes to them are dropped.
     model_keys |= {"vocab_size": variant.vocab_size, "tokens": {}}
   return warm_start.with_model_keys(config, model_keys, where)
 
@@ -70,10 +70,10 @@ def write_imported_workdir(
 
   Args:
     config: the resolved config, with the special ids of the vocabulary.
-    step: the number of steps that the weights have taken.
+    step: the number of steps for which the weights were trained.
     tree: the state as in a checkpoint; without tensors of the optimizer, its state is initialised.
   Raises:
-    UserError: it cannot be written.
+    UserError: the workdir cannot be written.
   """
   fingerprints = {"data_edition": data.EDITION, "vocabulary": vocabulary.fingerprint}
   identity = config.to_dict() | {"fingerprints": fingerprints, "features": {}}
@@ -87,5 +87,5 @@ def write_imported_workdir(
   with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
     checkpoints.save(step, tree, identity)
     checkpoints.wait()
-  workdirs.write_json(workdir, "environment.json", describe_environment())
+  workdirs.write_json(workdir, "environment.json", process.describe_environment())
   workdirs.write_identity(workdir, identity)

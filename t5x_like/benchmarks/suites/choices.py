@@ -5,8 +5,9 @@ See Lai et al. 2017, Zellers et al. 2018 and Chen et al. 2019.
 
 from t5x_like.benchmarks.suites import SPLITS, Benchmark, Files, Suite, multiple_choice
 
-_NUMBERS = ("0", "1", "2", "3")  # the numbers of the options
+_NUMBERS = ("0", "1", "2", "3")  # of the options
 _SWAG = {"train": ["data/train.csv"], "validation": ["data/val.csv"], "test": ["data/test.csv"]}
+# The files of a split are alternatives.
 _CODAH = {
   "train": ["CODAH/train.tsv", "full_data.tsv"],
   "validation": ["CODAH/dev.tsv"],
@@ -19,7 +20,7 @@ def _race(school: str, examples: int) -> Benchmark:
   """Return the questions of middle or high schools (Lai et al. 2017)."""
   splits = {split: [f"{name}/{school}/*.txt"] for split, name in SPLITS.items()}
   return multiple_choice(
-    None,
+    None,  # no source but the files
     examples,
     files=Files(f"race_{school}", "race", splits),
     text="{article}",

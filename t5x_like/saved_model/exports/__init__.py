@@ -1,7 +1,8 @@
-"""Write trained models for other programs, one format a module.
+"""Write trained models for other programs, with one module per format.
 
 A format is a module with `DTYPES`, the dtypes of its tensors; `SUFFIX`, the ending of its paths;
-`write`, which writes a model; and `require_exportable`, which refuses one without its parameters.
+`write`, which writes a model; and `require_exportable`, which refuses a model that the format
+cannot hold, before its parameters are read.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ class ExportContext:
     config: the resolved config of the run.
     vocabulary: the vocabulary of training.
     features: names and shapes of the features of a row in training.
-    labels: the names of the classes of a classifier of texts, else None.
+    labels: the class names of a text classifier, None for other models.
   """
 
   config: ConfigDict
@@ -33,7 +34,7 @@ class ExportContext:
 
   @property
   def template(self) -> str | dict | None:
-    """The chat template of a decoder trained on conversations, else None."""
+    """The chat template of a decoder trained on conversations, None for other models."""
     task = self.config.task
     is_decoder = "encoder_input_tokens" not in self.features
     if not is_decoder or not task_features.is_conversation(task.name):

@@ -171,8 +171,7 @@ def prepare(builder: Docstrings) -> bool:
       builder.download_and_prepare(
         download_config=tfds.download.DownloadConfig(try_download_gcs=False)
       )
-    # The record writer raises RuntimeError when the disk is full.
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError if the disk is full
       raise UserError(
         f"{builder.data_dir}: cannot build the corpus there ({one_line(error)})"
       ) from error
