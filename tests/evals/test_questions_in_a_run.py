@@ -8,6 +8,7 @@ from t5x_like import evaluate, train
 from t5x_like.report.writer import read_metrics
 
 RECIPE = "tests/recipes/nano_decoder.py"
+# `{}` becomes the number of the row.
 FILES = {
   "choices": {"query": "The door {} was", "choices": ["open", "a sea"], "gold": 0},
   "answers": {"context": "{} 2 + 3 =", "answer": "5"},
@@ -51,7 +52,8 @@ def test_scores_in_a_run_equal_those_of_evaluate(files):
   assert {task.split("/")[-1] for task in tasks} == {"answers", "choices", "texts"}
   for task, record in tasks.items():
     if task.endswith("answers"):
-      # `evaluate` generates more than the 4 tokens of the run: other scores, and no end either
+      # `evaluate` generates more tokens than the 4 in the run, so scores differ. Its answers reach
+      # their limit without an end too.
       assert record["metrics"]["1-shot/unfinished"] == 2
       continue
     for metric, value in record["metrics"].items():

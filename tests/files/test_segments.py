@@ -50,6 +50,7 @@ def test_a_file_that_grows_between_kills_is_read_back_whole(seed, tmp_path, monk
   write_bytes = LocalPath.write_bytes
 
   def count_upload(path, data: bytes) -> None:
+    # The loop below sets `stop_after`, the number of uploads before a kill; None for no kill.
     if len(uploads) == stop_after:
       raise InterruptedError
     uploads.append(len(data))
@@ -73,8 +74,9 @@ def test_a_file_that_grows_between_kills_is_read_back_whole(seed, tmp_path, monk
       except InterruptedError:
         break
       content += added
-      assert sum(uploads) <= len(added) + BOUND + 301  # and at most one segment again
-    # a killed upload leaves complete lines, the first of those that were added
+      # At most one segment is uploaded again: the bound, and a line of at most 301 bytes.
+      assert sum(uploads) <= len(added) + BOUND + 301
+    # A killed upload leaves complete lines: those before it, and the first of the added ones.
     whole = read_whole(store)
     assert whole.startswith(content)
     assert (content + added).startswith(whole) or whole == content
@@ -89,7 +91,7 @@ def test_a_file_that_grows_between_kills_is_read_back_whole(seed, tmp_path, monk
     assert ((copy / NAME).read_bytes() if content else b"") == content
 
 
-def test_a_file_that_was_cut_is_followed(tmp_path):
+def test_a_file_that_was_cut_short_is_uploaded_as_it_is(tmp_path):
   store = LocalPath(tmp_path / "store")
   file = new_file(store, tmp_path / "local")
   path = tmp_path / "local" / NAME

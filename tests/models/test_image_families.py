@@ -47,7 +47,8 @@ OBLONG = {"vit": (6, 10), "swin": (11, 15), "swin_v2": (16, 11)} | topics.cases(
 for family, resolution in OBLONG.items():
   oblong = case(family, resolution=resolution)
   CASES.append(dataclasses.replace(oblong, name=f"{family}:oblong"))
-# Cases that run in `make test-more` only, because other cases contain their parts.
+# Cases whose parts are in other cases. `more.later` marks them, and `more.beyond` all cases after
+# the first few, so that they run in `make test-more` only.
 LATER = (
   "vit:oblong",
   "swin:oblong",
@@ -67,6 +68,7 @@ MARKED = [more.later(case) if case.name.startswith(LATER) else case for case in 
 @pytest.mark.parametrize("chosen", MARKED, ids=lambda case: case.name)
 @pytest.mark.parametrize("turn", more.beyond(1, range(2)))
 def test_gradients_are_nonzero_and_equal_in_every_form_and_sharded(chosen, turn):
+  """By turns, a case is compared with its sharded form and with one of the other forms."""
   plain = families.plain_value_and_gradients(chosen)
   case_number = CASES.index(chosen)
   for name, gradient in plain[1].items():
@@ -122,18 +124,18 @@ def test_order_of_patches_matters_only_with_positions(name):
   assert_close(np.asarray(encoded[:, 0]), np.asarray(states[:, 0]))
 
 
-HEADS = {swin: "swin-tiny", convnext: "convnext-tiny"}
-
-
 def test_vit_has_dropout_in_layers_and_after_positions_but_not_after_the_last_norm():
-  """As in the authors' code. A head has dropout before its classifier only by its argument."""
+  """As in the authors' code. Dropout before ViT's classifier is set by the head's own argument.
+
+  ConvNeXt's `dropout` is that before its classifier.
+  """
 
   def build_model(**head):
     options = dict(variant="vit-tiny", dropout=0.5, head={"name": "image_classification", **head})
     return jax.eval_shape(lambda: vit.Model(nnx.Rngs(params=jax.random.key(0)), **options))
 
   plain = build_model()
-  block = build_model().encoder.blocks
+  block = plain.encoder.blocks
   dropouts = (
     plain.inputs.dropout,
     block.self_attention.dropout,
@@ -160,12 +162,10 @@ def test_patches_and_heads_are_initialised_as_in_the_authors_code():
   assert deviation(vit, "vit-tiny", design={"init_stddev": 0.02}) == 0.02
   assert deviation(swin, "swin-tiny") == pytest.approx((3 * 12) ** -0.5)
   distilled = dict(design={"init_stddev": 0.02}, name="head/distilled/kernel")
-  assert deviation(vit, "vit-tiny", "head/out/kernel") is None
+  assert deviation(vit, "vit-tiny", "head/out/kernel") is None  # initialised with zeros
   assert deviation(deit, "deit-tiny", **distilled) == 0.02
-  deviations = {
-    family: deviation(family, name, "head/out/kernel") for family, name in HEADS.items()
-  }
-  assert set(deviations.values()) == {0.02}
+  for family, name in ((swin, "swin-tiny"), (convnext, "convnext-tiny")):
+    assert deviation(family, name, "head/out/kernel") == 0.02
 
 
 def test_autoencoder_depends_only_on_visible_patches_in_any_order():
@@ -190,7 +190,7 @@ def test_autoencoder_depends_only_on_visible_patches_in_any_order():
 
 
 def test_layer_scale_multiplies_the_output_of_each_sublayer():
-  """A model with it equals one without it whose output kernels and biases are scaled."""
+  """Folding the scales into the sublayers' output kernels and biases gives the same model."""
   plain = case()
   design = dataclasses.replace(plain.variant.design, layer_scale=1e-4)
   scaled = families.Case(
@@ -230,12 +230,13 @@ def test_positions_of_every_layer_repeat_the_shared_ones(name):
   other_arrays = {n: x for n, x in arrays.items() if not n.startswith(start)}
   assert tables
   assert all(len(x) == 2 for x in tables.values())
-  once = {n: x.at[1].set(0) for n, x in tables.items()}
+  # Added in the first layer only, positions have the effect of positions added to the inputs.
+  first_only = {n: x.at[1].set(0) for n, x in tables.items()}
   at_inputs = logits(
     "inputs", other_arrays | {f"inputs/position/{n}": x[0] for n, x in tables.items()}
   )
   assert_close(
-    logits("every_layer", other_arrays | {start + n: x for n, x in once.items()}), at_inputs
+    logits("every_layer", other_arrays | {start + n: x for n, x in first_only.items()}), at_inputs
   )
   shared = logits(
     "every_layer_shared", other_arrays | {f"position/{n}": x[0] for n, x in tables.items()}
@@ -300,9 +301,11 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
   for n in changed:
     rows = small[n].shape[-2]
     extra = {"learned_1d": 1, "relative_2d": 3}.get(name, 0)
-    # In learned_1d the row of the class token is first; its relations are last in the others.
+    # In learned_1d, the row of the class token is the first. In relative_2d, the three rows of
+    # relations of the class token are the last.
     first = extra if name == "learned_1d" else 0
     table = np.zeros(small[n].shape, np.float32)
+    # Rows of a square table have this many columns; in other tables, a row is one cell.
     side = {"learned_1d": 6, "relative_2d": 11}.get(name)
     table[..., first : first + rows - extra, :] = (np.arange(rows - extra) // (side or 1))[
       :, None
@@ -317,7 +320,7 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
     )
     steps = np.diff(between, axis=-3)
     inner = slice(3 + steps.shape[-3] // 20, -3 - steps.shape[-3] // 20)
-    # The cubic kernel overshoots.
+    # Cells near the borders are left out, and the cubic kernel overshoots by up to a third.
     np.testing.assert_allclose(steps[..., inner, :, :], 1 / between.shape[-3], rtol=0.35)
     same = warm_start._resize_positions(
       n, jnp.asarray(table), small[n], (models[0], models[0]), "runs/other"
@@ -412,7 +415,7 @@ def test_images_of_other_shapes_and_bad_options_are_refused(changes, shape, mess
     jax.eval_shape(lambda m, x: m({"image": x}), model, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
-def test_last_norm_is_before_pooling_after_it_or_both():
+def test_last_norm_is_before_pooling_or_after_it_or_both():
   chosen = case(dims=Dims(16, 4, 4, 4, 32, 1))
   generator = np.random.default_rng(0)
   x_BTD = generator.standard_normal((2, 10, 16), np.float32)

@@ -19,11 +19,10 @@ SPECS = {
   "turns": ({"name": "local", "window": 4}, {"name": "chunked", "query_chunk": 8, "key_chunk": 8}),
 } | topics.cases("CORES")
 
-
 MODELS = [(Decoder, "chunked", "relative_bias"), (Decoder, "local", "relative_bias")]
 MODELS += [(Encoder, name, "rope") for name in topics.cases("CORES_OF_ENCODERS")]
 MODELS += [(Decoder, name, "rope") for name in topics.cases("CORES_OF_DECODERS")]
-# Cores that also have no hand-written backward pass.
+# Cores that have no parameters, and no hand-written backward pass either.
 CORES_WITHOUT_PARAMETERS = {"local", *topics.cases("CORES_WITHOUT_PARAMETERS")}
 
 
@@ -68,12 +67,12 @@ DECODING = [
 
 @pytest.mark.parametrize("name, position", more.beyond(3, DECODING))
 def test_decoding_equals_the_forward_pass(name, position):
-  encoder = build_model(Decoder, SPECS[name], position)
+  decoder = build_model(Decoder, SPECS[name], position)
   features = batch("decoder")
   tokens = features["decoder_input_tokens"]
-  expected = jax.jit(lambda b: encoder(b)["logits"])(features)
-  state = encoder.start_decoding(features, T + 2)
-  decode = jax.jit(lambda tokens, state: encoder.decode(tokens, state, tokens != 0))
+  expected = jax.jit(lambda b: decoder(b)["logits"])(features)
+  state = decoder.start_decoding(features, T + 2)
+  decode = jax.jit(lambda tokens, state: decoder.decode(tokens, state, tokens != 0))
   prompt = np.zeros((2, 22), np.int32)
   prompt[0, 2:] = tokens[0, :20]  # padding may be on either side
   prompt[1, :20] = tokens[1, :20]
