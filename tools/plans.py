@@ -4,13 +4,14 @@
   python -m tools.plans
   # the plans whose name matches; the others stay as they are
   python -m tools.plans --only='llama.*8b'
-  # store programs that do more work than the stored ones, too
+  # also store programs that do more work than the stored ones
   python -m tools.plans --accept
 
 Plans are stored in docs/plans.json; `python -m tools.write_reference` makes a page of them. A plan
-whose program grows (`planning/counts.py`) is refused with exit code 4: the stored plan stays, and
-the counts that grew are printed. The stored plan also stays where the compiler fails or is not done
-in time, with exit code 5. Needs libtpu (the extra `plan`), but no TPU.
+whose program does more work (`planning/counts.py`) is refused with exit code 4: the stored plan
+stays, and the counts that grew are printed. Exit code 5 means that a step does not fit, or that the
+compiler failed or ran out of time; a failure does not replace a stored plan with figures. Needs
+libtpu (the extra `plan`), but no TPU.
 """
 
 import json
@@ -31,12 +32,12 @@ _PALM = "configs/palm/8b.py"
 _ATTENTION = (
   'model.remat={"name": "save", "names": ["query", "key", "value", "context", "attention_out"]}'
 )
-# One head of keys and values cannot be split.
 _540B = (
   "model.variant=540b",
   "mesh.fsdp=768",
   "mesh.tensor=4",
   "mesh.data=1",
+  # PaLM's one head of keys and values cannot be split by `tensor`.
   "rules.kv_heads=None",
   "rules.activation_kv_heads=None",
 )
@@ -137,6 +138,7 @@ PLANS: dict[str, child.Request] = {
     "configs/deepseek/v3.py", "v5p:8x16x16", "batch_size=12288"
   ),
 }
+# `dearest` holds the most expensive operations.
 _STORED_FIELDS = (
   *promise_fields(),
   *"verdict remat compile_cpu_seconds options counts dearest".split(),
@@ -168,11 +170,11 @@ All figures are for one device and one step:
 - **GB** are 10^9 bytes.
 - **Sent** counts the bytes that a device sends around rings. The number in brackets is the least
   that parameters and gradients need.
-- **Seconds** are an estimate: the compiler's cycles, attention kernels at a share of the peak rate,
-  and the links of the slice. Gaps between operations are left out.
+- **Seconds** are an estimate from the compiler's cycles, from attention kernels at part of the
+  chip's peak rate, and from the links of the slice. It leaves out gaps between operations.
 - **Options** says whether the chip's compiler options were passed. Evaluation and decoding have
   none.
-- **Compiling** is CPU time on busy cores.
+- **Compiling** is CPU time, on a machine that also ran other programs.
 
 Below the table are the command of each plan, and the most expensive operations of each step.
 
@@ -185,7 +187,7 @@ def page(plans: dict[str, dict[str, Any]]) -> str:
   rows += [_row(name, plans[name]) for name in PLANS if name in plans]
   commands = [_command(request) for request in PLANS.values()]
   sections = [
-    _operations(name, plans[name]) for name in PLANS if plans.get(name, {}).get("dearest")
+    _operations_section(name, plans[name]) for name in PLANS if plans.get(name, {}).get("dearest")
   ]
   table = "\n".join(rows)
   return f"{_PAGE}{table}\n\n```\n" + "\n".join(commands) + "\n```\n" + "".join(sections)
@@ -201,7 +203,7 @@ def _command(request: child.Request) -> str:
   return "python -m t5x_like.plan " + " ".join(flags)
 
 
-def _operations(name: str, plan: dict[str, Any]) -> str:
+def _operations_section(name: str, plan: dict[str, Any]) -> str:
   """Return a section with the most expensive operations of a plan, and the parts of its step."""
   seconds = plan["seconds"]
   parts = (
@@ -254,16 +256,20 @@ def main(argv: list[str] | None = None) -> int:
     "--only", default="", metavar="REGEX", help="plans whose name matches (default: all)"
   )
   parser.add_argument(
-    "--accept", action="store_true", help="store programs that do more work, or fail, too"
+    "--accept", action="store_true", help="also store programs that do more work or do not compile"
   )
   parser.add_argument(
-    "--timeout_seconds", type=float, default=1800, metavar="S", help="for each (default: 1800)"
+    "--timeout_seconds",
+    type=float,
+    default=1800,
+    metavar="S",
+    help="limit for each plan (default: 1800)",
   )
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   try:
     chosen = [name for name in PLANS if re.search(args.only, name)]
   except re.error as error:
-    raise UserError(f"--only={args.only}: no regular expression: {error}") from None
+    raise UserError(f"--only={args.only}: not a regular expression: {error}") from None
   if not chosen:
     raise UserError(f"--only={args.only}: matches none of {', '.join(PLANS)}")
   worst = 0
@@ -277,6 +283,7 @@ def main(argv: list[str] | None = None) -> int:
       print(f"  refused, its program does more work: {'; '.join(grew)}", flush=True)
       worst = EXIT_GREW
       continue
+    # A plan without figures is one that the compiler has not finished.
     if name in plans and "total_gigabytes" not in plan and not args.accept:
       print("  not stored: the old plan has figures", flush=True)
       worst = EXIT_DOES_NOT_FIT
@@ -286,7 +293,8 @@ def main(argv: list[str] | None = None) -> int:
       for key, value in plan.items()
       if key in _STORED_FIELDS or key.endswith("gigabytes")
     }
-    worst = worst if plan["fits"] else EXIT_DOES_NOT_FIT
+    if not plan["fits"]:
+      worst = EXIT_DOES_NOT_FIT
     STORED_PLANS.write_text(
       json.dumps({name: plans[name] for name in PLANS if name in plans}, indent=1) + "\n"
     )

@@ -74,7 +74,7 @@ def test_a_failed_compilation_leaves_the_stored_plan(monkeypatch, tmp_path, caps
 
 
 @pytest.mark.parametrize(
-  "flag, message", [("--only=(", "no regular expression"), ("--only=elmo", "matches none of")]
+  "flag, message", [("--only=(", "not a regular expression"), ("--only=elmo", "matches none of")]
 )
 def test_names_that_match_nothing_are_refused_in_one_line(flag, message, capsys):
   assert plans.main([flag]) == 2
