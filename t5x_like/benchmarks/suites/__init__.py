@@ -369,10 +369,10 @@ def generation(
 
 
 def tagging(
-  source: str | None,
-  examples: int,
   *,
-  files: Files | None = None,
+  source: str | None = None,
+  examples: int,
+  files: Files,
   tags: Sequence[str],
   field: str,
   score: str,

@@ -1,13 +1,14 @@
 """Tags of words: named entities, and parts of speech.
 
-Entities are those of news (CoNLL-2003, Tjong Kim Sang & De Meulder 2003) and of the web (WNUT-17,
-Derczynski et al. 2017); parts of speech are those of Universal Dependencies.
+Named entities in news are CoNLL-2003 (Tjong Kim Sang & De Meulder 2003), and in texts of the web
+WNUT-17 (Derczynski et al. 2017). Parts of speech are Universal Dependencies' English Web Treebank.
 """
 
 from t5x_like.benchmarks.suites import SPLITS, Files, Suite, tagging
 
 _DEV_AND_TEST = {"dev": "validation", "test": "test"}
-_KINDS = ("corporation", "creative-work", "group", "location", "person", "product")
+_CONLL_ENTITIES = ("LOC", "MISC", "ORG", "PER")
+_WNUT_ENTITIES = ("corporation", "creative-work", "group", "location", "person", "product")
 _CONLL = {
   "train": ["eng.train", "train.txt"],
   "validation": ["eng.testa", "valid.txt", "dev.txt"],
@@ -22,29 +23,33 @@ _WNUT = {
 }
 _EWT = {split: [f"en_ewt-ud-{name}.conllu"] for split, name in SPLITS.items()}
 
+
+def _bio_tags(entities: tuple[str, ...]) -> tuple[str, ...]:
+  """Return `O` and, for each kind of entity, `B-` for its first word and `I-` for its others."""
+  return ("O", *(f"{position}-{entity}" for entity in entities for position in "BI"))
+
+
 SUITE = Suite(
   {
     "conll": tagging(
-      None,
-      14_041,
+      examples=14_041,
       files=Files("conll_2003", "entities", _CONLL),
-      tags=("O", *(f"{begin}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for begin in "BI")),
+      tags=_bio_tags(_CONLL_ENTITIES),
       field="entities",
       score="f1",
       evaluated=_DEV_AND_TEST,
     ),
     "ner": tagging(
-      None,
-      3_394,
+      examples=3_394,
       files=Files("wnut_17", "conll", _WNUT, fields={"ner_tags": "1"}),
-      tags=("O", *(f"{begin}-{kind}" for kind in _KINDS for begin in "BI")),
+      tags=_bio_tags(_WNUT_ENTITIES),
       field="ner_tags",
       score="f1",
       evaluated=_DEV_AND_TEST,
     ),
     "pos": tagging(
-      "tfds:universal_dependencies/en_ewt",
-      12_544,
+      source="tfds:universal_dependencies/en_ewt",
+      examples=12_544,
       files=Files("en_ewt", "conllu", _EWT),
       tags=_POS,
       field="upos",
