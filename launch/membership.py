@@ -8,8 +8,8 @@ command on the hosts of the roster:
 - A slice that loses a host leaves, and the others start again, if at least `least_slices` remain.
 - A slice that returns is added after it has been complete for a while. The run saves before that.
 - A slice that is lost soon after its return waits twice as long before it is added again.
-- Exit codes 2, 3 and 4 end the job, and so do 0 and 75 (docs/reference/exit-codes.md). Others start
-  it again, up to `restarts` times. Lost slices do not count.
+- Exit codes 0, 2, 3, 4 and 75 end the job (docs/reference/exit-codes.md). After any other code, a
+  new attempt starts, up to `restarts` times. Attempts after the loss of a slice do not count.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ class Limits:
   """The size of a job, and how long its hosts wait.
 
   Attributes:
-    slices: number of slices of the whole job.
-    hosts_per_slice: number of hosts of a slice.
-    least_slices: smallest number of slices that train.
-    restarts: number of attempts after failures for which no lost slice is the reason.
-    patience_seconds: time at the first start to wait for all slices before fewer train.
-    settle_seconds: time for which a slice that returns must be complete.
-    rejoin_seconds: shortest duration of an attempt that ends because a slice has returned.
-    verdict_seconds: time after the first process has ended in which lost hosts become known.
-    finish_seconds: time for the last process to end after the first has finished.
-    capacity_seconds: longest time in which too few slices exist.
+    slices: number of slices in the whole job.
+    hosts_per_slice: number of hosts in a slice.
+    least_slices: smallest number of slices that may train.
+    restarts: number of new attempts allowed after failures without a lost slice.
+    patience_seconds: how long the first attempt waits for all slices before fewer may train.
+    settle_seconds: how long a returned slice must be complete before it is added.
+    rejoin_seconds: how long an attempt lasts at least before a returned slice may end it.
+    verdict_seconds: how long to wait, after a process has ended, for news of lost hosts.
+    finish_seconds: how long the other processes may run after the first has succeeded.
+    capacity_seconds: how long too few slices may exist before the job ends.
   """
 
   slices: int
@@ -87,12 +87,12 @@ class Roster:
     incarnations: the incarnation of each host of the attempt.
     address: coordinator of the attempt.
     failures: number of failures so far that were not the loss of a slice.
-    short_lives: number of losses in a row that each ended a short attempt.
-    follows_loss: whether the attempt before has lost a slice, and cannot save.
-    reason: why the roster replaced the one before.
+    short_lives: number of short attempts in a row that ended with the loss of a slice.
+    follows_loss: whether the previous attempt lost a slice, so that its processes cannot save.
+    reason: why this roster replaced the previous one.
     code: exit code of the job; None before its end.
     leader: number of the host that decides.
-    beat: number that grows with every decision, also to change nothing.
+    beat: number that grows with every decision, even one that changes nothing.
   """
 
   number: int = 0
@@ -113,9 +113,9 @@ class Times:
   """Durations in seconds, as the leader has observed them.
 
   Attributes:
-    attempt: since the roster's number is known.
-    complete: since each slice is complete without a break.
-    ended: since a process of the attempt has ended; None while all run.
+    attempt: how long the leader has known the roster's number.
+    complete: how long each slice has been complete without a break.
+    ended: how long ago the first process of the attempt ended; None while all run.
   """
 
   attempt: float
@@ -138,7 +138,7 @@ class Situation:
 
   @property
   def complete(self) -> tuple[int, ...]:
-    """The slices all of whose hosts are alive and stay."""
+    """The slices whose hosts are all alive, and none of them leaving."""
     return complete_slices(self.reports, self.limits)
 
 
@@ -157,7 +157,7 @@ def hosts_of_slice(slice_: int, limits: Limits) -> range:
 
 
 def complete_slices(reports: Mapping[int, Report], limits: Limits) -> tuple[int, ...]:
-  """Return the slices all of whose hosts report that they stay."""
+  """Return the slices whose hosts all report, and none of them is leaving."""
   slices = []
   for slice_ in range(limits.slices):
     hosts = hosts_of_slice(slice_, limits)
@@ -228,7 +228,7 @@ def _decide_before_attempt(situation: Situation) -> Roster | None:
 
 
 def _continue_after_loss(situation: Situation, lost: list[int]) -> Roster:
-  """Return the roster of the slices that remain; one without slices if they are too few."""
+  """Return the roster of the slices that remain; it has no slices if too few remain."""
   roster = situation.roster
   limits = situation.limits
   count = len(situation.complete)
