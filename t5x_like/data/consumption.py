@@ -1,21 +1,25 @@
 """Consumption: the position in every corpus at which a phase of a run begins.
 
-It follows from the draws of earlier phases. A run reads a few *streams*, one for each part of a
-mixture and each numbering of its examples (in tasks with the same `Task.numbering`, an index means
-the same text, so one task continues the other). A single task is a part without a label. Positions
-of a stream count its examples epoch after epoch: position g is entry g % size of the permutation of
-epoch g // size. A phase of n examples takes the next n positions of a task. A mixture takes the
-positions in the first n slots of its schedule: whole periods by multiplication, the rest of one
-period by a table. That suffices to continue with another batch size, other rates or other parts: no
-position is taken twice, and a part that pauses later continues where it stopped.
+It follows from the draws of earlier phases. A run reads one *stream* for each part of a mixture; a
+single task is a part without a label. If a part's task is replaced by another one, the new task
+continues the stream if both have the same `Task.numbering`, that is, if an index means the same
+text in both. Otherwise it begins a stream.
+
+Positions of a stream count its examples epoch after epoch: position g is entry g % size of the
+permutation of epoch g // size. A phase of n examples takes the next n positions of a task. A
+mixture takes the positions in the first n slots of its schedule: it multiplies for whole periods,
+and looks up only the slots of an unfinished one. That suffices to continue with another batch size,
+other rates or other parts: no position is taken twice, and a part that pauses later continues where
+it stopped.
 
 Periods are shuffled, so a mixture that stops inside one has taken only some of its draws. The
 skipped draws come first in the next phase that draws from the stream, so no example is lost.
 
-Worked example: parts a and b at counts (2, 1) for a phase of 4 examples, whose slots hold,
-before the shuffle of each period, (a 0, b 0, a 1), (a 2, b 1, a 3). If the second period's shuffle
-begins with its last slot, positions 0, 1 and 3 of a are drawn and 0 of b; the next phase, at
-any rates, draws 2, 4, 5, ... of a and 1, 2, ... of b.
+Worked example: a period has three slots, two of part a and one of part b. Before they are shuffled,
+the first two periods are (a 0, b 0, a 1) and (a 2, b 1, a 3). A phase of 4 examples takes the first
+period and one slot of the second. If the shuffle moves the last slot of the second period to its
+beginning, the phase draws positions 0, 1 and 3 of a, and 0 of b. The next phase, at any rates,
+draws positions 2, 4, 5, … of a and 1, 2, … of b.
 """
 
 from __future__ import annotations
@@ -43,15 +47,15 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class PhaseStart:
-  """The beginning of a phase: its example n is example `offset + n` of the task over `streams`.
+  """The beginning of a phase, whose example n is draw `offset + n` of the task from `streams`.
 
   Attributes:
     task: the task of the phase.
     seed: the seed of the run.
-    offset: examples drawn by directly preceding phases with the same draws, which this phase
-      continues.
-    streams: the streams at the first of these phases: one per part, in order, or the single task's
-      stream.
+    offset: number of examples that the phases directly before it have drawn in the same order
+      (`_draw_order`); this phase continues them.
+    streams: the streams where the first of these phases began: one per part, in order, or the
+      single task's stream.
   """
 
   task: Task
@@ -93,7 +97,7 @@ def phase_start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> PhaseSt
         "at least 1 of each"
       )
     num_drawn += phase.batch_size * phase.steps
-    if _draws(next_task) == _draws(phase.task):
+    if _draw_order(next_task) == _draw_order(phase.task):
       continue
     streams.update(zip(_keys(phase.task), start.advance(num_drawn), strict=True))
     start = _begin(next_task, seed, streams)
@@ -102,7 +106,7 @@ def phase_start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> PhaseSt
 
 
 def _begin(task: Task, seed: int, streams: dict[StreamKey, Stream]) -> PhaseStart:
-  """Return the start of a task that continues the known streams and begins others."""
+  """Return the start of a task, which continues its known streams and begins the missing ones."""
   leaf_streams = []
   for key, (label, part) in zip(_keys(task), task.leaves.items(), strict=True):
     stream_seed = part_seed(seed, label) if label else seed
@@ -119,8 +123,8 @@ def _keys(task: Task) -> list[StreamKey]:
   ]
 
 
-def _draws(task: Task) -> tuple:
-  """Return all that determines the order of draws besides the seed.
+def _draw_order(task: Task) -> tuple:
+  """Return everything, apart from the seed, that determines the order of a task's draws.
 
   It is equal for phases that continue each other.
   """

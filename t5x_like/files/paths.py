@@ -51,7 +51,7 @@ def check_directory(text, flag: str = "--workdir") -> str:
   address = str(text)
   remedy = "give a directory for the run, such as runs/small or gs://bucket/run"
   if not address.strip():
-    raise UserError(f"{flag}={text}: found an empty address; is its variable set? {remedy}")
+    raise UserError(f"{flag}={text}: found an empty address; is a variable unset? {remedy}")
   scheme, separator, rest = address.partition("://")
   if separator and scheme.lower() in _DISK_SCHEMES:
     return check_directory(rest, flag)
@@ -60,7 +60,7 @@ def check_directory(text, flag: str = "--workdir") -> str:
     if not scheme or not bucket.strip():
       missing_part = "bucket" if scheme else "scheme"
       raise UserError(
-        f"{flag}={text}: found no {missing_part} in the address; is its variable set? {remedy}"
+        f"{flag}={text}: found no {missing_part} in the address; is a variable unset? {remedy}"
       )
     return address.rstrip("/")
   if match := _ONE_SLASH.fullmatch(address):
@@ -83,7 +83,7 @@ def check_directory(text, flag: str = "--workdir") -> str:
     name = None
   if name:
     raise UserError(
-      f"{flag}={text}: found {name}, expected a directory of its own; is its variable set? {remedy}"
+      f"{flag}={text}: found {name}, expected a directory of its own; is a variable unset? {remedy}"
     )
   return address.rstrip("/")
 

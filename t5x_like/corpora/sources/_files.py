@@ -33,7 +33,7 @@ class FileSource(Source):
     data_dir: ignored for files.
   """
 
-  only_text = False  # whether records have nothing but a text, whatever the name of the field
+  only_text = False  # whether a record is one text, which any name of a field reads
 
   def __init__(self, spec: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self.fields = fields
@@ -51,7 +51,7 @@ class FileSource(Source):
 
   @abc.abstractmethod
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
-    """Yield (where, record) of one file."""
+    """Yield (where, record) of one file; `where` names the record in messages."""
 
   def documents_of(self, path: str, field: str) -> Iterator[str | Skip]:
     """Yield the texts of one file, for pretraining."""
@@ -82,10 +82,11 @@ class FileSource(Source):
     listed: dict[str, tuple[str, int | None]] = {}
     for pattern in itertools.chain.from_iterable(self._patterns.values()):
       listed |= globs.list_matches(pattern)
+    # A file that no listing has, such as one on a web server, counts as unchanged.
     return all(size == listed.get(path, ("file", size))[1] for path, size in self._sizes.items())
 
   def _size(self, path: str) -> int:
-    """Return the size of a file in bytes; for a remote file as on opening, which saves requests."""
+    """Return the size of a file in bytes; a remote file's is the one read when it was opened."""
     return self._sizes[path] if path in self._sizes else as_path(path).size()
 
   def paths(self, split: str) -> list[str]:
@@ -146,7 +147,7 @@ class FileSource(Source):
 def irregular_kind(path: str) -> str | None:
   """Return "a pipe", "a device" or "a socket" if a path on disk is one, else None.
 
-  Reading it might never end.
+  Reading such a file might never end.
   """
   if is_remote(path):
     return None
@@ -176,7 +177,7 @@ def lines(path: str, ends: bool = False) -> Iterator[tuple[int, str | Skip]]:
 
   Args:
     path: path of the file.
-    ends: keep the terminators of lines.
+    ends: whether to keep the terminators of lines.
   """
   number = 0
   try:
@@ -301,18 +302,18 @@ def _files(format: str, patterns: list[str]) -> dict[str, int]:
 def _match_files(
   format: str, pattern: str, listed: dict[str, tuple[str, int | None]], is_whole_pattern: bool
 ) -> dict[str, int | None]:
-  """Return the files of a pattern without ranges, with their sizes where they are listed.
+  """Return the files of a pattern whose ranges are expanded, with their sizes if listed.
 
   Args:
     format: the source's format, for messages.
-    pattern: the pattern.
+    pattern: the pattern, without ranges.
     listed: result of `globs.list_matches` for the pattern that the user gave.
-    is_whole_pattern: `pattern` is the one that the user gave, not one of its range.
+    is_whole_pattern: whether the user gave `pattern` itself, not a range that includes it.
   """
   if pattern.endswith("://"):
     raise UserError(
       f"source {format}:{pattern}: found no bucket or host, expected an address; is "
-      "its variable set?"
+      "the variable in it set?"
     )
   if pattern in listed:
     matches = [pattern]

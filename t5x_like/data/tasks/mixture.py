@@ -14,8 +14,8 @@
 part occurs at its rate; evaluate a part on its own to see each of its examples once.
 
 A part may be a mixture: it divides its rate among its parts by its own rates, and counts as many
-examples as its parts do together. Worked example: news at 1 and a mixture of books (3) and papers
-(1) at 2 are drawn 2, 3 and 1 times in six.
+examples as its parts do together. Worked example: news has rate 1, and a mixture of books (3) and
+papers (1) has rate 2. Six draws then contain news twice, books three times and papers once.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import PositiveInt
 from t5x_like.vocabularies import Vocabulary
 
-_DRAWS = "the parts and their draws in a period count"
+_DRAWS = "the fingerprint covers the parts and their draws in a period"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,16 +39,17 @@ class Arguments(TaskArguments):
 
   Attributes:
     parts: each part's task by label: `name` and arguments.
-    rates: the parts' rates by label, in any unit; missing ones are 1. Or the rule that computes
+    rates: the parts' rates by label, in any unit (missing ones are 1), or the rule that computes
       them.
-    maximum: the most examples of a part that count for proportional and temperature rates.
+    maximum: for proportional and temperature rates, the largest number of examples that counts for
+      a part.
     temperature: the temperature of `rates="temperature"`.
-    draws, epochs: for `rates="unimax"`: the run's examples, `batch_size * total_steps`, and how
-      often it may see one.
-    weights: for rates by examples, the factor by which a part's examples count, by label; 1 if
-      missing.
-    period: slots in a period of the schedule, at most 16,777,216; rates are exact in it, up to
-      rounding to whole examples.
+    draws, epochs: for `rates="unimax"`, the number of examples that the run reads, `batch_size *
+      total_steps`, and how often it may read each of them.
+    weights: for rates that depend on numbers of examples, the factor of each part's number, by
+      label; missing ones are 1.
+    period: the number of slots in a period of the schedule, at most 16,777,216; every period has
+      the same number of slots of each part, its share rounded to whole slots.
     shared: default arguments of all parts.
     label: the name in metrics; by default `mixture`.
   """
@@ -79,8 +80,8 @@ class Arguments(TaskArguments):
     """Build the parts and return their mixture.
 
     Raises:
-      UserError: naming the part and key: no parts, an unknown task, arguments it refuses, a rate
-        that is not a number or belongs to no part, or parts that cannot be mixed.
+      UserError: there are no parts, a task is unknown or refuses its arguments, a rate is not a
+        number or belongs to no part, or the parts cannot be mixed. The message names part and key.
     """
     return self.build_at("task")
 
@@ -112,8 +113,8 @@ class Arguments(TaskArguments):
     _check_factors(f"{where}.weights", self.weights, self.parts)
     if (self.rates == "unimax") != (self.draws is not None):
       raise UserError(
-        f"{where}.draws: found {self.draws}, expected the examples of the run for rates=unimax "
-        "alone"
+        f"{where}.draws: found {self.draws}, expected the run's number of examples with "
+        "rates=unimax, and None with other rates"
       )
 
   def _computed_rates(self, tasks: Mapping[str, Task]) -> list[float]:
@@ -128,7 +129,7 @@ class Arguments(TaskArguments):
 
 
 def _check_factors(key: str, factors: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-  """Raise UserError for a factor that belongs to no part or is no number."""
+  """Raise UserError for a factor that belongs to no part or is not a positive number."""
   for name, factor in factors.items():
     if name not in parts:
       raise UserError(
