@@ -8,15 +8,15 @@ seed, the epoch and the example: int32 [2], or [B, 2] with a batch. Other parame
 `{"name": "module:function", "rate": 0.1}`. The function runs inside `tf.data`, so it uses
 TensorFlow operations; `tf.numpy_function` wraps Python code.
 
-    def lowercase(example):  # of bytes, whose ids are the byte plus 3
+    def lowercase(example):  # The id of a byte is the byte plus 3.
       ids = example["encoder_input_tokens"]
       return {**example, "encoder_input_tokens": tf.where((ids >= 68) & (ids <= 93), ids + 32, ids)}
 
     config.task.preprocessors = ("my_module:lowercase",)
 
 The task's fingerprint includes the name, the arguments, and the function's attribute `version` or,
-without it, the SHA-256 of its file. A run therefore does not resume with a changed file unless an
-unchanged `version` declares the examples the same.
+without it, the SHA-256 of its file. A run therefore does not resume with a changed file, unless the
+function's `version` is unchanged, which declares that the examples are the same.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def failure_message(message: str) -> str | None:
 
 
 def failure_cause(message: str) -> str:
-  """Return the line before the node's in TensorFlow's message, after stacks and tracebacks."""
+  """Return the line before the failed node in TensorFlow's message, which stack traces precede."""
   text_before_node = re.sub(r"\{\{.*?\}\}", "", message.partition("[[{{")[0])
   lines = [line for line in text_before_node.splitlines() if line.strip()]
   cause = lines[-1] if lines else "no reason was given"
@@ -141,7 +141,7 @@ class _Preprocessor:
     self.content = [name, self._arguments, version]
 
   def apply(self, batch: BatchFunction) -> BatchFunction:
-    """Return a `batch` that passes the features of `batch` through the preprocessor."""
+    """Return a function like `batch` that also applies the preprocessor to its features."""
 
     def preprocessed_batch(
       example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int
@@ -178,7 +178,7 @@ class _Preprocessor:
 
     Args:
       features: the features of a batch or of an example.
-      seed: one seed for each example.
+      seed: int32 [B, 2] for a batch, [2] for an example.
       batch_axis: (None,) for a batch, () for one example.
     """
     arguments = dict(self._arguments)
@@ -227,8 +227,8 @@ def _describe_shape(shape: Any) -> str:
   """Write a shape as text, with `B` for the batch axis and `?` for an unknown rank."""
   sizes = shape
   if isinstance(shape, tf.TensorShape):
-    sizes = ["?"] if shape.rank is None else [str(size) for size in shape]
-  names = ["B" if size in (None, "None") else str(size) for size in sizes]
+    sizes = ["?"] if shape.rank is None else shape.as_list()
+  names = ["B" if size is None else str(size) for size in sizes]
   return f"[{', '.join(names)}]"
 
 
@@ -254,10 +254,10 @@ def _check(preprocessor: _Preprocessor, batch: BatchFunction, num_examples: int)
   for name, value in features.items():
     if not np.array_equal(value, repeated[name]):
       raise UserError(
-        f"{preprocessor.label}: returned another {name} for the same examples when it was called "
-        "again; draw random numbers with tf.random.stateless_… and the argument `seed`"
+        f"{preprocessor.label}: returned a different {name} for the same examples when it was "
+        "called again; draw random numbers with tf.random.stateless_… and the argument `seed`"
       )
     if not np.array_equal(value[:1], alone[name]):
       raise UserError(
-        f"{preprocessor.label}: its {name} of an example depends on the other rows of the batch"
+        f"{preprocessor.label}: {name} of an example depends on the other rows of the batch"
       )
