@@ -44,7 +44,7 @@ def write(workdirs: Sequence[str], output: str) -> None:
   verdicts = []
   for name, workdir in zip(names, workdirs, strict=True):
     folder = check(workdir)
-    configs[name] = page.flat_object(folder / "config.json")
+    configs[name] = page.read_flat_object(folder / "config.json")
     metrics[name] = page.metrics(folder, configs[name])
     verdict = readable.verdict(metrics[name], page.total_steps(configs[name]))
     verdicts.append((name, verdict))

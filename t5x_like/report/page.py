@@ -41,21 +41,21 @@ _UNSECTIONED = "run"  # the title of the config's keys without a section
 def write_report(workdir, address=None) -> pathlib.Path:
   """Write `<workdir>/report.html` from the files of a workdir.
 
-  They are `metrics.jsonl`, `config.json`, `environment.json`, `history.jsonl`, `sharding.txt`,
+  These are `metrics.jsonl`, `config.json`, `environment.json`, `history.jsonl`, `sharding.txt`,
   `goodput.json`, `plan_comparison.json`, `samples/*.jsonl`, `pictures/*.png`,
   `suites/*/results.json` and `suites/*/steps.json`. Any of them may be missing; the report then
   says so. The same files always give the same bytes.
 
   Args:
-    address: the workdir as the commands on the page name it, if it differs.
+    address: the workdir's address in the commands on the page; by default `workdir`.
 
   Raises:
     UserError: a file is corrupt, or the report cannot be written.
   """
   address = str(address or workdir)
   workdir = pathlib.Path(workdir)
-  config = flat_object(workdir / "config.json")
-  environment = flat_object(workdir / "environment.json")
+  config = read_flat_object(workdir / "config.json")
+  environment = read_flat_object(workdir / "environment.json")
   rows = metrics(workdir, config)
   starts = list(_starts(workdir / "history.jsonl"))
   sharding = (local.read_content(workdir / "sharding.txt") or b"").decode(errors="replace")
@@ -85,7 +85,7 @@ def write_report(workdir, address=None) -> pathlib.Path:
     ),
     config=_sections(config),
     environment=environment,
-    goodput=flat_object(workdir / "goodput.json"),
+    goodput=read_flat_object(workdir / "goodput.json"),
     plan=_plan(workdir),
   )
   try:
@@ -144,7 +144,7 @@ def _starts(path: pathlib.Path):
 
 
 def _recipe_flags(starts: list[dict[str, Any]]) -> list[str]:
-  """Return the recipe's flags of the last start that has them; [] if none has."""
+  """Return the recipe's flags of the last start that recorded flags; [] if none did."""
   for row in reversed(starts):
     flags = row.get("flags")
     if isinstance(flags, list) and flags:
@@ -153,7 +153,7 @@ def _recipe_flags(starts: list[dict[str, Any]]) -> list[str]:
 
 
 def _has_export(workdir: pathlib.Path) -> bool:
-  """Return whether `transformers` has a form of the run's model."""
+  """Return whether the run's model can be exported to `transformers`."""
   try:
     run = find_run(str(workdir), None)
     return run is not None and hf.can_save(jax.eval_shape(merge_for_export, run.model))
@@ -161,13 +161,13 @@ def _has_export(workdir: pathlib.Path) -> bool:
     return False
 
 
-def flat_object(path: pathlib.Path) -> dict[str, str]:
+def read_flat_object(path: pathlib.Path) -> dict[str, str]:
   """Return the values of a JSON file by dotted key, without secrets and signature.
 
   The result is empty if the file is missing.
 
   Raises:
-    UserError: it holds no JSON object.
+    UserError: the file holds no JSON object.
   """
   content = _read_object(path)
   content.pop(trust.SIGNATURE, None)
@@ -178,7 +178,7 @@ def flat_object(path: pathlib.Path) -> dict[str, str]:
 
 
 def total_steps(config: dict[str, str]) -> int | None:
-  """Return the last step of a config by dotted key; None if it has none."""
+  """Return the last step of a flat config; None if it has none."""
   total = config.get("total_steps", "")
   return int(total) if total.isdecimal() else None
 
@@ -186,8 +186,8 @@ def total_steps(config: dict[str, str]) -> int | None:
 def metrics(workdir: pathlib.Path, config: dict[str, str]) -> Metrics:
   """Return the lines of `metrics.jsonl`.
 
-  Older versions wrote entropies and perplexities of losses that are no likelihoods; these are left
-  out.
+  Older versions wrote entropies and perplexities of losses that are not likelihoods; these are
+  left out.
   """
   rows = read_metrics(workdir)
   objective = readable.objective_class(config)
@@ -201,9 +201,9 @@ def metrics(workdir: pathlib.Path, config: dict[str, str]) -> Metrics:
 
 
 def loss_unit(config: dict[str, str]) -> str:
-  """Return the unit of the loss of a config by dotted key.
+  """Return the unit of the loss of a flat config.
 
-  It is empty for a loss without a unit, and for an objective that is not of this package.
+  It is empty for a loss without a unit, and for an objective from outside of this package.
   """
   objective = readable.objective_class(config)
   return "" if objective is None else objective.unit
@@ -255,9 +255,9 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
 
 
 def _sections(config: dict[str, str]) -> list[dict[str, Any]]:
-  """Return the sections of a config by dotted key: {title, summary, values}.
+  """Return the sections of a flat config: {title, summary, values}.
 
-  The first has the keys without a section. A summary is the section's name and variant, if any.
+  The first holds the keys without a section. A summary is the section's name and variant, if any.
   """
   sections: dict[str, dict[str, str]] = {}
   if any("." not in key for key in config):
@@ -319,13 +319,14 @@ def _evals(rows) -> list[dict[str, Any]]:
   for task, task_rows in sorted(rows_by_task.items()):
     task_rows.sort(key=lambda row: row["metric"] in COUNTS_AND_TIMES)
     last_steps = {row["step"] for row in task_rows}
-    table = {
-      "task": task,
-      "step": last_steps.pop() if len(last_steps) == 1 else "",
-      "rows": task_rows,
-      "has_history": num_points[task] > 1,
-    }
-    tables.append(table)
+    tables.append(
+      {
+        "task": task,
+        "step": last_steps.pop() if len(last_steps) == 1 else "",
+        "rows": task_rows,
+        "has_history": num_points[task] > 1,
+      }
+    )
   return tables
 
 
@@ -351,9 +352,9 @@ def _plan(workdir: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _benchmarks(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """Return the comparisons of suites: the suite's {name} and its {names, rows}.
+  """Return the comparisons of suites: {name, names, rows} of a suite, two models and its tasks.
 
-  `benchmarks.suite_comparison` writes them.
+  `benchmarks/comparison.py` makes them.
   """
   comparisons = []
   for path in sorted(directory.glob("*/results.json")):
@@ -367,7 +368,7 @@ def _suite_curves(directory: pathlib.Path) -> list[dict[str, str]]:
   """Return {name, svg} of each suite that was evaluated at several steps (`benchmarks/steps.py`).
 
   Raises:
-    UserError: a file has another form.
+    UserError: a file does not hold scores by step.
   """
   curves = []
   for path in sorted(directory.glob("*/steps.json")):
@@ -385,7 +386,7 @@ def _suite_curves(directory: pathlib.Path) -> list[dict[str, str]]:
 
 
 def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
-  """Return the pictures of a run on images: {title, data}, the latter as a data URI."""
+  """Return the pictures of a run: {title, data}, where data is a data URI."""
   pictures = []
   for path in sorted(directory.glob("*.png")):
     data = local.read_content(path) or b""
@@ -419,7 +420,7 @@ def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _parse_sample(line: bytes, path: pathlib.Path, line_number: int) -> dict[str, Any]:
-  """Return a line of a file of samples as {task, step, texts}."""
+  """Return a line of a file of samples as {task, step, texts}; see `readable.sample` for texts."""
   try:
     row = json.loads(line)
     texts = {name: str(row[name]) for name in ("input", "target", "prediction")}
