@@ -23,7 +23,7 @@ _BADPUT = (
   "program_startup",  # from the restored state to the first metrics, without the step itself
   "data_loading_sync",
   "custom_badput_events.evaluation",
-  "unproductive_checkpoint_save_time",  # all time between steps except evaluation
+  "unproductive_checkpoint_save_time",  # all other time between steps
   "wasted_progress_from_disruption",  # steps that a later start repeats
   "infrastructure_recovery_from_disruption",  # from the last record of a start to the next start
   "other",
@@ -35,7 +35,7 @@ _log = logging.getLogger("t5x_like.trackers")
 
 @dataclasses.dataclass(frozen=True)
 class Tracker:
-  """Adds up seconds of the first process in `goodput.json` of the workdir."""
+  """A tracker that adds up the time of a run's first process in `goodput.json`."""
 
   def open(self, workdir: pathlib.Path, name: str, step: int, config: dict[str, Any]) -> "Goodput":
     file = LocalPath(workdir) / FILE
@@ -46,7 +46,7 @@ class Goodput:
   """The seconds of a run, added to the file's seconds of earlier starts.
 
   Args:
-    file: is written every 5 seconds, and before a checkpoint commits.
+    file: the file to write every 5 seconds, and before a checkpoint commits.
     step: the step from which the run starts or resumes.
     started: when the program was started, in seconds since the epoch.
     clock: returns the seconds since the epoch. If it is behind the last record, because it was set
@@ -69,6 +69,7 @@ class Goodput:
       if not self._record["in_order"]:
         self._record["disruption_count"] += 1
       self._add("infrastructure_recovery_from_disruption", started - last_time)
+      # Steps are not timed one by one: repeated ones lose their share of the productive time.
       repeated_share = max(0, last_step - step) / max(1, last_step)
       lost = self._record["goodput_time"] * repeated_share
       self._record["goodput_time"] -= lost
@@ -77,11 +78,11 @@ class Goodput:
     self._record["in_order"] = False
     if self._record["began"] is None:
       self._record["began"] = started
-    self._last = self._clock()
-    self._add("training_prep", self._last - started)
+    self._last_metrics = self._clock()
+    self._add("training_prep", self._last_metrics - started)
 
   def write(self, step: int, values: dict[str, float]) -> None:
-    """Add the seconds since the last metrics of steps.
+    """Add the seconds since the previous metrics of training steps.
 
     Args:
       step: the step of the metrics.
@@ -97,12 +98,12 @@ class Goodput:
     wait_seconds = seconds * values.get("train/data_wait_fraction", 0.0)
     self._record["goodput_time"] += seconds - wait_seconds
     self._add("data_loading_sync", wait_seconds)
-    self._add_between_steps(self._clock() - self._last - seconds)
-    self._last = self._clock()
+    self._add_between_steps(self._clock() - self._last_metrics - seconds)
+    self._last_metrics = self._clock()
     self._step = step
     self._is_first_step = False
     self._record["max_productive_step"] = step
-    if self._last - self._last_write > _WRITE_SECONDS:
+    if self._last_metrics - self._last_write > _WRITE_SECONDS:
       self.flush()
 
   def flush(self) -> None:
@@ -127,7 +128,7 @@ class Goodput:
     Args:
       outcome: how the start ended; after "failed", the seconds count as a disruption.
     """
-    seconds = self._clock() - self._last
+    seconds = self._clock() - self._last_metrics
     self._record["in_order"] = outcome != "failed"
     if self._record["in_order"]:
       self._add_between_steps(seconds)
@@ -144,8 +145,7 @@ class Goodput:
     self._add(name, seconds - evaluation_seconds)
 
   def _add(self, name: str, seconds: float) -> None:
-    badput = self._record["badput_time"]
-    badput[name] = badput.get(name, 0.0) + max(0.0, seconds)
+    self._record["badput_time"][name] += max(0.0, seconds)
 
   def _read(self) -> None:
     """Read the file of earlier starts; begin a new record if it is missing or damaged."""
@@ -157,7 +157,7 @@ class Goodput:
       "disruption_count": 0,
       "began": None,
       "at": None,
-      "in_order": True,
+      "in_order": True,  # whether the last start ended without a failure
       "badput_time": dict.fromkeys(_BADPUT, 0.0),
     }
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -180,7 +180,7 @@ def _round(value: Any) -> Any:
 
 
 def _program_start() -> float:
-  """Return when this program was started; on systems other than Linux, the present."""
+  """Return when this program was started; on systems other than Linux, the current time."""
   try:
     status = pathlib.Path("/proc/self/stat").read_text()
     ticks = int(status.rpartition(")")[2].split()[19])
