@@ -34,7 +34,7 @@ class SquareSide(Field):
 
 
 def require_square(variant: Any, attribute: str) -> int:
-  """Return a side length; raise UserError if the attribute has another for each direction."""
+  """Return the side length in an attribute; raise UserError if height and width differ."""
   side = get_attribute(variant, attribute)
   if not isinstance(side, int):
     raise UserError(f"{attribute} is {side}; this model type supports only squares")
@@ -61,7 +61,7 @@ class ImageSize(Field):
 
 @dataclasses.dataclass(frozen=True)
 class StageWidth(Field):
-  """The width of the last stage of a backbone, the last number of a field; it is not written."""
+  """The width of a backbone's last stage: the last number of a field, read but not written."""
 
   written: bool = False
 
@@ -69,7 +69,7 @@ class StageWidth(Field):
     return {path: widths[-1] for path, widths in super().read(fields).items()}
 
 
-# Attributes that affect no image, or only images that `transformers` prepares in another way.
+# Attributes without effect on the logits of images as `transformers` prepares them.
 FREE = (*encoders.FILES["free"], "design.logits_scale", "patch_scale", "partial_patches")
 PRETRAINED_SIZE = ImageSize("image_size", "resolution", default=224)
 CHANNELS = Field("num_channels", "channels", default=3)
@@ -99,7 +99,7 @@ VIT = (
 )
 CLASSIFIER = Head("ForImageClassification", "image_classification", {"classifier": "out"})
 BODIES = (
-  Head("Model", "image_features", {"pooler.dense": "dense"}, {"pooler": "dense"}),
+  Head("Model", "image_features", {"pooler.dense": "dense"}, arguments={"pooler": "dense"}),
   Head("Model", "image_features", {}),
 )
 
@@ -107,7 +107,7 @@ BODIES = (
 def map_position_table(
   mapping: TensorMapping, hf_name: str, path: str, *, inputs: str = "inputs"
 ) -> None:
-  """Map [1, T, D], a table of positions; write sines as a table.
+  """Map [1, T, D], a table of positions; of sines, which need no parameter, write the table.
 
   Args:
     inputs: the path of the module that adds the positions.
@@ -118,6 +118,7 @@ def map_position_table(
     return
   scheme = functools.reduce(getattr, inputs.split("/"), mapping.model).position
   if isinstance(scheme, Sinusoidal2d):
+    # No parameter of ours takes part: reading drops the table, and writing computes it.
     mapping.fuse(
       hf_name,
       [],
@@ -153,7 +154,7 @@ TENSORS = {
 
 
 def require_position_table(variant: ImageVariant) -> dict[str, Any]:
-  """Refuse positions that a file cannot have as a table."""
+  """Raise UserError for positions that a file cannot hold as a table; return no fields."""
   position = variant.design.position
   if position not in ("learned_1d", "sinusoidal_2d"):
     raise UserError(

@@ -1,8 +1,8 @@
 """BERT.
 
 A `BertModel` becomes a model whose logits are the last hidden states, with `pooled` next to them if
-the file has a pooler. A pooler that a class does not use is not part of the model; it is written
-back unchanged from the file.
+the file has a pooler. A pooler that a class does not use is not part of the model; a written file
+has it unchanged from the file that was read.
 
 `HEADS` lists the heads of each class, with the names of their tensors: Hugging Face's -> ours.
 """
@@ -51,7 +51,7 @@ BERT = (
   Ignored("directionality", "pooler_fc_size", "pooler_num_attention_heads"),
   Ignored("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
 )
-# tied tensors that a file may hold twice: copy -> original
+# Tied tensors that a file may hold twice: copy -> original.
 TIED = {
   "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
   "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -59,7 +59,7 @@ TIED = {
 TYPES = (
   ModelType(
     "bert",
-    "",
+    "",  # `Classes` writes the class name.
     bert.Model,
     bert.VARIANTS["bert-base-uncased"],
     BERT,

@@ -21,14 +21,14 @@ HEADS = (CLASSIFIER, Head("Model", "image_features", {}))
 
 @dataclasses.dataclass(frozen=True)
 class SquareImageSize(ImageSize):
-  """The side length of square images, to which `transformers` resizes positions."""
+  """An image size that is written only if square: `transformers` resizes a square of positions."""
 
   def write(self, variant: ImageVariant) -> dict[str, Any]:
     return {self.name: require_square(variant, self.attribute)}
 
 
 def _read_mlp(fields: Fields) -> dict[str, Any]:
-  """Return the width and activation; a gate is a SwiGLU, which `hidden_act` does not name."""
+  """Return the feed-forward width and activation; `use_swiglu_ffn` overrides `hidden_act`."""
   width = int(fields.take("hidden_size", 768) * fields.take("mlp_ratio", 4))
   activation = fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu")
   if fields.choose("use_swiglu_ffn", {True: True, False: False}, False):
@@ -37,7 +37,7 @@ def _read_mlp(fields: Fields) -> dict[str, Any]:
 
 
 def _swiglu_width(mlp: int) -> int:
-  """Return the width of a SwiGLU layer instead of a plain one: two thirds, as a multiple of 8."""
+  """Return two thirds of a plain layer's width, rounded up to a multiple of 8, for a SwiGLU."""
   return (mlp * 2 // 3 + 7) // 8 * 8
 
 
@@ -45,7 +45,9 @@ def _write_mlp(variant: ImageVariant) -> dict[str, Any]:
   activation = variant.design.activation
   is_gated = activation == "swiglu"
   if not is_gated and activation not in encoders.ACTIVATIONS.values():
-    raise UserError(f"design.activation is {activation!r}; dinov2 supports 'swiglu' or no gate")
+    raise UserError(
+      f"design.activation is {activation!r}; dinov2 supports no other gate than 'swiglu'"
+    )
   return {
     "mlp_ratio": _mlp_ratio(variant, is_gated),
     "hidden_act": "gelu" if is_gated else find_key(encoders.ACTIVATIONS, activation),
@@ -54,14 +56,14 @@ def _write_mlp(variant: ImageVariant) -> dict[str, Any]:
 
 
 def _mlp_ratio(variant: ImageVariant, is_gated: bool) -> int:
-  """Return the whole number that gives a variant's feed-forward width."""
+  """Return the whole number for `mlp_ratio` that gives a variant's feed-forward width."""
   dims = variant.dims
   for ratio in range(1, 17):
     width = ratio * dims.embed
     if dims.mlp == (_swiglu_width(width) if is_gated else width):
       return ratio
   raise UserError(
-    f"{dims}: dinov2 has feed-forward layers as wide as a whole multiple of the stack's"
+    f"{dims}: dinov2 supports only an mlp for which mlp_ratio is a whole number from 1 to 16"
   )
 
 
@@ -115,10 +117,11 @@ BODY = {
 def _model_type(
   name: str, prefix: str, entries: tuple[Entry, ...], free: tuple[str, ...] = ()
 ) -> ModelType:
-  """Return a type with further entries and free attributes.
+  """Return a model type with further entries.
 
   Args:
     prefix: the prefix of its class names.
+    free: further attributes that its config does not express.
   """
 
   def map_tensors(mapping: TensorMapping) -> None:
@@ -129,7 +132,7 @@ def _model_type(
 
   return ModelType(
     name,
-    "",
+    "",  # `Classes` writes the class name.
     dinov2.Model,
     dinov2.VARIANTS["dinov2-b14"],
     (*DINOV2, *entries, Classes(prefix, HEADS)),
