@@ -29,7 +29,7 @@ class LabelledRows:
     max_examples: the number of rows, from the first; None means all.
 
   Attributes:
-    tokens: int32 [N, S], all rows; [N, C, S] if an example has several.
+    tokens: int32 [N, S], the tokens of all rows; [N, C, S] if each example has C rows.
   """
 
   def __init__(self, context: EvalContext, function: Callable, max_examples: int | None):
@@ -41,7 +41,7 @@ class LabelledRows:
     for batch in loader.eval_batches(
       context.task, batch_size=_READ_BATCH_SIZE, max_examples=max_examples
     ):
-      is_example = batch["example_index"] >= 0
+      is_example = batch["example_index"] >= 0  # rows that fill up the last batch have -1
       for name, array in batch.items():
         if name.startswith(("encoder_", "decoder_")):
           parts.setdefault(name, []).append(array[is_example])
@@ -53,11 +53,16 @@ class LabelledRows:
       self.tokens = self._rows["encoder_input_tokens"]
       is_token = self.tokens != context.task.vocabulary.pad_id
     N, *_, S = self.tokens.shape
-    used_N = (S - np.argmax(is_token[..., ::-1], axis=-1)).reshape(N, -1).max(axis=1)
+    num_padding = np.argmax(is_token[..., ::-1], axis=-1)
+    used_N = (S - num_padding).reshape(N, -1).max(axis=1)
     self._lengths = merge_lengths(padded_lengths(context.model, used_N, S), context.batch_size)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> list[tuple[np.ndarray, ...]]:
-    """Return the function's outputs for every row in order, computed in batches of like lengths."""
+    """Return the function's outputs for every row in order, computed in batches of like lengths.
+
+    Args:
+      arrays: the model's parameters by name.
+    """
     shape = self.tokens.shape[1:]
 
     def features(numbers: list[int], length: int) -> dict[str, np.ndarray]:
@@ -106,7 +111,7 @@ class LabelledEvaluator(BaseEvaluator):
 
   @functools.cached_property
   def examples(self) -> list[dict[str, Any]]:
-    """The example of each row, see `data.task.Task.examples`."""
+    """The example of each row; see `data.task.Task.examples`."""
     fields = (*self.ids, *self.questions)
     return self.context.task.examples(fields)[: len(self.rows.tokens)]
 
@@ -123,10 +128,11 @@ def example_outputs(
 ) -> dict[str, jax.Array]:
   """Return the model's outputs for each example, however many rows it has.
 
-  A decoder's `scores` replace its logits: one score per row if the rows are options to choose from
-  (`is_choice`), sums over the rows if these are the orders of a pair.
+  A decoder's `scores` replace its logits. If the rows of an example are options to choose from
+  (`is_choice`), there is one score for each row. If they are the two orders of a pair of texts, the
+  scores are added over the rows.
   """
-  tokens = next(x for name, x in batch.items() if name.endswith("_input_tokens"))
+  tokens = next(array for name, array in batch.items() if name.endswith("_input_tokens"))
   outputs = model(flatten_rows(batch) if tokens.ndim == 3 else batch)
   if "scores" not in outputs:
     return outputs
@@ -170,8 +176,8 @@ def check_labelled(
     if name not in outputs or outputs[name].ndim != axes:
       shape = list(outputs[name].shape) if name in outputs else "none"
       raise UserError(
-        f"evaluator {evaluator}: needs the output {name!r} with {axes} axes, found {shape}: the "
-        "model lacks the head; set --config.model.head, or --config.model.scores of a decoder"
+        f"evaluator {evaluator}: needs the output {name!r} with {axes} axes, found {shape}; set "
+        "--config.model.head, or for a decoder --config.model.scores"
       )
   if labels is not None and outputs["logits"].shape[-1] != labels:
     raise UserError(
@@ -210,7 +216,7 @@ def question_scores(
 def prepend_ids(
   row: dict[str, Any], record: dict[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
-  """Return a row of predictions after the fields that identify its record."""
+  """Return a row of predictions, preceded by the fields that identify its record."""
   ids = {name: record[name] for name in names if name in record}
   return {**ids, **row}
 
