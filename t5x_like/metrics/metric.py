@@ -12,7 +12,8 @@ from t5x_like.errors import UserError
 class Metric(abc.ABC):
   """A metric whose scores depend on each example only through a row of numbers.
 
-  Call `metric(references, predictions)`; `rows` and `scores` are separate for `resampling`.
+  Call `metric(references, predictions)`. `rows` and `scores` are separate so that `resampling.py`
+  can score many samples of the same rows.
 
   Attributes:
     names: the names of its scores.
@@ -42,7 +43,7 @@ class Metric(abc.ABC):
     """Return `rows` after checking that there are examples, and one prediction for each reference.
 
     Raises:
-      UserError: there are no examples, the numbers differ, or as `check_references`.
+      UserError: there are no examples, the numbers differ, or `check_references` raises it.
     """
     if len(references) != len(predictions):
       raise UserError(
@@ -55,14 +56,14 @@ class Metric(abc.ABC):
     return self.rows(references, predictions)
 
   def __call__(self, references: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Return the scores of predictions, one for each reference; raises as `compute_rows`."""
+    """Return the scores of predictions, one for each reference; errors as for `compute_rows`."""
     return self.scores(self.compute_rows(references, predictions))
 
 
 class AdditiveMetric(Metric):
   """A metric whose scores depend on the examples only through the sums of their rows.
 
-  Its scores of many samples are computed at once, which makes resampling fast.
+  The scores of many samples are computed at once, which makes resampling fast.
   """
 
   @abc.abstractmethod
@@ -79,6 +80,6 @@ def percent(share: float) -> float:
   return 100.0 * float(share)
 
 
-def ratio(part: float, total: float) -> float:
+def percent_of(part: float, total: float) -> float:
   """Return `part / total` in percent; NaN if `total` is 0."""
   return percent(part / total) if total else float("nan")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.metrics.answers import best_score, normalize_squad, token_f1, token_f1_or_empty
-from t5x_like.metrics.metric import Metric, percent, ratio
+from t5x_like.metrics.metric import Metric, percent, percent_of
 
 
 def answer_row(
@@ -137,8 +137,8 @@ class SquadV2(Metric):
     for prefix, kind_NC in rows_by_prefix.items():
       exact = kind_NC[:, self._COUNTED_EXACT].sum()
       f1 = kind_NC[:, self._COUNTED_F1].sum()
-      scores[f"{prefix}exact"] = ratio(exact, len(kind_NC))
-      scores[f"{prefix}f1"] = ratio(f1, len(kind_NC))
+      scores[f"{prefix}exact"] = percent_of(exact, len(kind_NC))
+      scores[f"{prefix}f1"] = percent_of(f1, len(kind_NC))
     return scores
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
@@ -173,4 +173,4 @@ class SquadV2(Metric):
     threshold = 0.0
     if num_answers:
       threshold = predicted_NC[order[num_answers - 1], self._PROBABILITY]
-    return ratio(score_K[num_answers], len(predicted_NC)), float(threshold)
+    return percent_of(score_K[num_answers], len(predicted_NC)), float(threshold)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.metrics.metric import Metric, percent, ratio
+from t5x_like.metrics.metric import Metric, percent, percent_of
 
 
 class TagAccuracy(Metric):
@@ -27,7 +27,7 @@ class TagAccuracy(Metric):
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
     right, tokens = rows_NC.sum(0)
-    return {"accuracy": ratio(right, tokens)}
+    return {"accuracy": percent_of(right, tokens)}
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
     """Return the number of tokens."""
@@ -88,4 +88,4 @@ class EntityF1(Metric):
 
 
 def _ratio_or_zero(numerator: int, denominator: int) -> float:
-  return ratio(numerator, denominator) if denominator else 0.0
+  return percent_of(numerator, denominator) if denominator else 0.0
