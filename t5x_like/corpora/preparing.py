@@ -1,4 +1,4 @@
-"""Prepare stores: sign and compare their parts, build and publish them; resume if stopped."""
+"""Prepare stores: find duplicates, build the parts and publish them; resume if interrupted."""
 
 import contextlib
 from collections import Counter
@@ -21,7 +21,7 @@ def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:
     engine: engine that builds the parts.
 
   Returns:
-    The amounts that were removed from or changed in items, by reason, for each job.
+    For each job, the amounts that were removed from its items or changed in them, by reason.
 
   Raises:
     UserError: another process builds a store, the files cannot be written, or the source or
@@ -73,7 +73,7 @@ def _build_parts(job: Job, engine: Engine) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _reserve_directories(job: Job) -> Iterator[Callable[[], None]]:
-  """Create the job's directories and keep other processes out of them.
+  """Create the job's directories `progress` and `work`, and keep other processes out of them.
 
   A lock, or a lease where there are no locks, keeps others out. Directories that another job left
   are emptied. Yields a function to call before publishing the store, which raises if the lease was
@@ -87,9 +87,9 @@ def _reserve_directories(job: Job) -> Iterator[Callable[[], None]]:
         progress.parent, progress.name, exclusive.WRITING, f"{progress.name}.lease"
       )
       stack.enter_context(contextlib.closing(lock))
-      if progress_files.is_written(progress):
+      if progress_files.has_writer(progress):
         raise UserError(
-          f"{progress}: a process of an interrupted run still writes this store: wait "
+          f"{progress}: a process of an interrupted run still writes this store; wait "
           "for it or stop it"
         )
       _clear_unless_resumed(job)
@@ -114,7 +114,7 @@ def _clear_unless_resumed(job: Job) -> None:
     return
   if key_file.exists():
     print(
-      f"{progress}: left by a run with other inputs or files that changed since; starting anew",
+      f"{progress}: left by a run with other inputs, or its files have changed; starting anew",
       flush=True,
     )
   elif isinstance(work, RemotePath):

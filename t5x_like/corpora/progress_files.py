@@ -62,7 +62,7 @@ def mark_writing(progress: AnyPath) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext()
 
 
-def is_written(progress: AnyPath) -> bool:
+def has_writer(progress: AnyPath) -> bool:
   """Return whether another process still marks a local job with `mark_writing`.
 
   A runner's process may outlive the run that started it.
