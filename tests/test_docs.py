@@ -26,8 +26,9 @@ def anchors(path: pathlib.Path) -> set[str]:
   """Return the anchors of a page's headings, as Python-Markdown and GitHub make them."""
   names: set[str] = set()
   for title in re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE):
-    plain = re.sub(r"[^\w\s-]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)).strip().lower()
-    names.add(re.sub(r"[-\s]+", "-", plain))
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)  # of a link only its text
+    words = re.sub(r"[^\w\s-]", "", text).strip().lower()
+    names.add(re.sub(r"[-\s]+", "-", words))
   return names
 
 
@@ -47,7 +48,7 @@ def broken_links(page: pathlib.Path) -> list[str]:
     if not target.exists():
       messages.append(f"{page.relative_to(page.parents[1])}: {file} does not exist")
     elif anchor and target.suffix == ".md" and anchor not in anchors(target):
-      messages.append(f"{page.relative_to(page.parents[1])}: {file}#{anchor} is no heading")
+      messages.append(f"{page.relative_to(page.parents[1])}: {file}#{anchor} is not a heading")
   return messages
 
 
@@ -87,6 +88,7 @@ def train_commands(path: pathlib.Path) -> list[list[str]]:
   """Return the arguments of a page's `train` commands, without comments and placeholders."""
   commands = []
   for fence in FENCE.findall(path.read_text()):
+    # Join lines that end in a backslash, and indented lines that begin with a quoted argument.
     joined = re.sub(r"\\\n\s*|\n\s{4,}(?=[\"'])", " ", fence)
     commands += [shlex.split(command, comments=True) for command in TRAIN.findall(joined)]
   return [
@@ -95,7 +97,7 @@ def train_commands(path: pathlib.Path) -> list[list[str]]:
 
 
 def described_recipes(path: pathlib.Path) -> set[str]:
-  """Return the recipes that a page adds; `tests/test_howtos.py` follows such pages."""
+  """Return the recipes that a page tells readers to write; see `tests/test_howtos.py`."""
   return set(re.findall(r"^```python (configs/\S+)$", path.read_text(), re.MULTILINE))
 
 
@@ -107,6 +109,7 @@ def test_every_train_command_names_a_recipe_and_its_keys():
       recipe = config.removeprefix("--config=")
       if recipe.partition(":")[0] in described_recipes(page):
         continue
+      # The workdirs of `init` and `teacher` do not exist here.
       overrides = [
         argument.removeprefix("--config.")
         for argument in command

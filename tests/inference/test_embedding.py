@@ -21,6 +21,7 @@ from tools import convert_hf
 
 pytestmark = pytest.mark.runs
 
+# Modules of sentence-transformers by directory.
 MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
 TEXTS = ["a small model", "the small model of a language, with more words than the other"]
 
@@ -33,7 +34,7 @@ def converted(tmp_path_factory):
   design = dataclasses.replace(published_variant.design, position={"name": "learned", "length": 48})
   variant = dataclasses.replace(
     published_variant,
-    dims=Dims(32, 2, 2, 16, 64, 1),
+    dims=Dims(embed=32, heads=2, kv_heads=2, head_dim=16, mlp=64, layers=1),
     vocab_size=384,
     design=design,
     tokens=bert.TOKENS,
@@ -126,7 +127,7 @@ def test_cosines_are_correlated_with_the_scores_of_pairs(converted, tmp_path):
   rows = json_lines.read(evaluations / "0_cosine_validation.jsonl")
   vectors = embed_one_by_one(directory, "mean")
   assert metrics["examples"] == len(pairs)
-  # Pairs 4 and 5 are the first text with itself and with the second.
+  # Pairs 4 and 5 are the first of `TEXTS` with itself and with the second.
   assert rows[4]["prediction"] == pytest.approx(1.0, abs=1e-5)
   assert rows[5]["prediction"] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
   evaluation = json.loads((evaluations / "0_one_example_validation.json").read_text())

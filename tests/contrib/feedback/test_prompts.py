@@ -15,7 +15,6 @@ TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 def build(folder, *talks):
   json_lines.write(folder / "prompts.jsonl", [{"messages": talk} for talk in talks])
-  sizes = dict(prompt_length=96, new_tokens=4, completions=2)
   source = f"jsonl:{folder}/prompts.jsonl"
   return task.build(
     "prompts",
@@ -24,24 +23,27 @@ def build(folder, *talks):
     cache=f"{folder}/cache",
     messages="messages",
     template="plain",
-    **sizes,
+    prompt_length=96,
+    new_tokens=4,
+    completions=2,
   )
 
 
 def test_a_conversation_is_a_prompt_without_its_answer(tmp_path, capsys):
   answered = [*TALK, {"role": "assistant", "content": "Hello."}]
   longer = [*answered, TALK[1]]
-  built = build(tmp_path, TALK, answered, longer)
+  prompts = build(tmp_path, TALK, answered, longer)
   assert "1 records skipped (an answer at the end of the prompt)" in capsys.readouterr().out
   chat = Chat("plain", BYTES)
   expected = []
   for talk in (TALK, longer):
     expected.append(chat.prompt([Message(**message) for message in talk]))
-  rows = [np.asarray(example["ids"]).tolist() for example in built.examples(())]
+  no_fields = ()
+  rows = [np.asarray(example["ids"]).tolist() for example in prompts.examples(no_fields)]
   assert rows == expected
 
 
-def test_an_unknown_role_is_one_line(tmp_path):
+def test_an_unknown_role_is_refused_in_one_line(tmp_path):
   words = "found role 'usr' in message 0, expected one of system, user, assistant"
   with pytest.raises(UserError, match=words):
     build(tmp_path, [{"role": "usr", "content": "Hi!"}])

@@ -65,7 +65,7 @@ CASES = {
   "uniform": (np.random.default_rng(1).integers(1, 513, (30_000, 1)), (512,)),
   "translation": (pair_with_targets(100), (512, 512)),
   "translation, short rows": (pair_with_targets(103), (128, 128)),
-  "translation, three a row": (pair_with_targets(103)[:4000], (48, 48)),
+  "translation, three per row": (pair_with_targets(103)[:4000], (48, 48)),
   "answers": (np.stack([draw_lognormal(150, 0.4), draw_lognormal(5, 0.5)], 1), (2048, 128)),
   "answers, both full": (
     np.stack([draw_lognormal(180, 0.4), draw_lognormal(5, 0.4)], 1)[:6000],
@@ -86,12 +86,13 @@ def test_rows_are_full_of_the_longer_stream(name):
   lengths = np.clip(lengths, 1, limits).astype(int)
   plan = packing.plan(lengths, limits)
   assert max(plan.utilisation[:-1]) > 0.99
+  # at most 1 % more rows than the longer stream fills
   assert plan.num_rows <= 1.01 * max(lengths.sum(axis=0) / limits) + 1
   assert np.array_equal(np.sort(plan.examples), np.arange(len(lengths)))
 
 
 def test_many_distinct_lengths_still_fill_rows_within_the_limits(monkeypatch):
-  """The planner then rounds lengths up, and splits the groups of equal lengths into parts."""
+  """Above the limits set here, lengths are rounded up, and groups of equal lengths are split."""
   monkeypatch.setattr(bins, "_MAX_PATTERN_GROUPS", 300)
   monkeypatch.setattr(bins, "_MAX_BEST_FIT_GROUPS", 100)
   monkeypatch.setattr(bins, "_GROUPS_TOGETHER", 64)
@@ -100,7 +101,7 @@ def test_many_distinct_lengths_still_fill_rows_within_the_limits(monkeypatch):
   plan = packing.plan(lengths, (256, 256))
   row_lengths = np.add.reduceat(lengths[plan.examples], plan.row_starts[:-1])
   assert (row_lengths <= 256).all()
-  assert plan.num_rows > 4 * 64
+  assert plan.num_rows > 4 * 64  # enough for four parts of 64 groups
   np.testing.assert_array_equal(np.sort(plan.examples), np.arange(6000))
   assert min(plan.utilisation) > 0.9
 
@@ -119,7 +120,7 @@ def test_small_plans_have_the_fewest_rows(lengths, rows):
   assert packing.plan(np.array(lengths), (10, 10)).num_rows == rows
 
 
-def test_composition_of_a_row_is_reused_while_its_groups_last(monkeypatch):
+def test_rows_repeat_a_composition_while_its_groups_last(monkeypatch):
   compose = bins._compose
   calls = []
 
