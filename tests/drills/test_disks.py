@@ -1,4 +1,4 @@
-"""Runs survive kills amid any small file, a disk that turns read-only and damaged programs."""
+"""Runs survive kills while they write any small file, read-only disks and damaged programs."""
 
 import contextlib
 import json
@@ -26,7 +26,8 @@ pytestmark = pytest.mark.drill
 SHORT = ("--config.total_steps=6", "--config.checkpoint.every=3", "--config.eval_every=3")
 LONG = ("--config.total_steps=60", "--config.checkpoint.every=5", "--config.eval_every=60")
 IMAGES = "tests/recipes/nano_image.py"
-HALF = (
+# Small files; a run is killed when it has written twenty bytes of each.
+HALF_WRITTEN = (
   "config.json",
   "environment.json",
   "history.jsonl",
@@ -35,6 +36,7 @@ HALF = (
   "samples/",
   "report.html",
 )
+# Those that are written under another name first, and again by the next start.
 RENAMED = ("samples/", "report.html")
 
 
@@ -46,9 +48,9 @@ def process_options(tmp_path_factory):
 def assert_files_complete(workdir) -> list[str]:
   """Assert that every small file under its name is complete; return their names."""
   files = []
-  for file in (
-    file for file in workdir.rglob("*") if file.is_file() and "checkpoints" not in file.parts
-  ):
+  for file in workdir.rglob("*"):
+    if not file.is_file() or "checkpoints" in file.parts:
+      continue
     name = file.relative_to(workdir).as_posix()
     if file.suffix == ".json":
       json.loads(file.read_text())
@@ -56,8 +58,8 @@ def assert_files_complete(workdir) -> list[str]:
       assert file.read_text().rstrip().endswith("</html>"), name
     elif file.suffix == ".png":
       Image.open(file).load()
-    # Lines are appended to these two files.
     elif file.suffix == ".jsonl" and name not in ("history.jsonl", "metrics.jsonl"):
+      # The two others grow line by line, and may end in half a line.
       assert [json.loads(line) for line in file.read_text().splitlines()], name
       assert file.read_bytes().endswith(b"\n"), name
     else:
@@ -67,6 +69,7 @@ def assert_files_complete(workdir) -> list[str]:
 
 
 def kill_at_file(command, event: str, name: str, process_options, *, half: bool) -> None:
+  """Run a command until it is killed; see `kill_at`. A write is cut by a limit of file sizes."""
   code, output = run(kill_at(command, event, name, half=half), **process_options)
   assert code in (-signal.SIGKILL, -signal.SIGXFSZ), f"not killed at {event} of {name}: {output}"
 
@@ -74,26 +77,24 @@ def kill_at_file(command, event: str, name: str, process_options, *, half: bool)
 def test_a_run_killed_while_any_small_file_is_written_goes_on(process_options, tmp_path):
   workdir = tmp_path / "killed"
 
-  def command(w):
-    return train(w, *SHORT, "--config.evals.span_infilling.max_examples=8")
+  def command(folder):
+    return train(folder, *SHORT, "--config.evals.span_infilling.max_examples=8")
 
   run_to_end(command(tmp_path / "whole"), **process_options)
-  for name in HALF:
+  for name in HALF_WRITTEN:
     kill_at_file(command(workdir), "open", name, process_options, half=True)
     assert_files_complete(workdir)
-    if name in RENAMED:  # the next start comes to it again
+    if name in RENAMED:
       kill_at_file(command(workdir), "os.rename", name, process_options, half=False)
       assert_files_complete(workdir)
   run_to_end(command(workdir), **process_options)
-  assert (
-    {"report.html", "config.json"}
-    < {*assert_files_complete(workdir)}
-    == {*assert_files_complete(tmp_path / "whole")}
-  )
+  files = set(assert_files_complete(workdir))
+  assert {"report.html", "config.json"} < files
+  assert files == set(assert_files_complete(tmp_path / "whole"))
   assert losses(workdir) == losses(tmp_path / "whole")
   for file in (tmp_path / "whole" / "samples").iterdir():
     assert (workdir / "samples" / file.name).read_bytes() == file.read_bytes()
-  [json.loads(line) for line in (workdir / "history.jsonl").read_text().splitlines()[-1:]]
+  json.loads((workdir / "history.jsonl").read_text().splitlines()[-1])
 
 
 def test_a_run_killed_while_pictures_and_evaluations_are_written_goes_on(process_options, tmp_path):
@@ -106,16 +107,14 @@ def test_a_run_killed_while_pictures_and_evaluations_are_written_goes_on(process
   assert_files_complete(workdir)
   run_to_end(command, **process_options)
   evaluate = [command[0], "-m", "t5x_like.evaluate", f"--workdir={workdir}"]
-  for name, half in (("evaluations/", True), ("evaluations/", False), ("no such name", False)):
-    event = "open" if half else "os.rename"
-    also = f"import {IMAGES.removesuffix('.py').replace('/', '.')}"
-    code, output = run(kill_at(evaluate, event, name, half=half, also=also), **process_options)
-    if name == "no such name":
-      expected_code = 0
-    elif half:
-      expected_code = -signal.SIGXFSZ
-    else:
-      expected_code = -signal.SIGKILL
+  import_recipe = f"import {IMAGES.removesuffix('.py').replace('/', '.')}"  # registers its model
+  for event, name, half, expected_code in (
+    ("open", "evaluations/", True, -signal.SIGXFSZ),
+    ("os.rename", "evaluations/", False, -signal.SIGKILL),
+    ("os.rename", "no such name", False, 0),  # not killed
+  ):
+    killed = kill_at(evaluate, event, name, half=half, also=import_recipe)
+    code, output = run(killed, **process_options)
     assert code == expected_code, output
     assert_files_complete(workdir)
   files = assert_files_complete(workdir)
@@ -125,8 +124,10 @@ def test_a_run_killed_while_pictures_and_evaluations_are_written_goes_on(process
 
 @contextlib.contextmanager
 def read_only(folder):
-  """Makes a directory read-only under a running process: mounted over itself where that is
-  permitted; a user who is not root loses the permission instead."""
+  """Make a directory read-only under a running process.
+
+  Root mounts it over itself; another user loses the permission to write.
+  """
   mounted = os.geteuid() == 0
   if mounted:
     subprocess.run(["mount", "--bind", folder, folder], check=True)
@@ -184,7 +185,7 @@ def flip_bit(data: bytes, draw: random.Random) -> bytes:
 
 
 def test_a_damaged_cache_of_programs_changes_no_loss(tmp_path):
-  """Each start finds every entry damaged in one way; the last finds a file as its directory."""
+  """Each start has a cache whose entries are all damaged in one way; the last has a file for it."""
   cache = tmp_path / "compiled"
   draw = seeded_random("cache")
   damages = {
@@ -192,7 +193,7 @@ def test_a_damaged_cache_of_programs_changes_no_loss(tmp_path):
     "truncated": lambda data: data[: draw.randrange(1, len(data))],
     "flipped": lambda data: flip_bit(data, draw),
     "empty": lambda data: b"",
-    "another's": lambda data: draw.randbytes(len(data)),
+    "random": lambda data: draw.randbytes(len(data)),
   }
   losses_by_cache = {}
   for name, damage in damages.items():

@@ -35,7 +35,7 @@ phases.iterate_batches = iterate_poisoned_batches
 
 
 def train_on_poisoned_batch(workdir, killed_at_file: str = "no such name") -> list[str]:
-  """Return the command of a run that is killed when it renames a file of the given name."""
+  """Return the command of a run that is killed if it renames a file of the given name."""
   return kill_at(train(workdir, *FLAGS), "os.rename", killed_at_file, also=POISON_BATCH)
 
 
@@ -50,7 +50,8 @@ def test_a_rollback_ends_with_the_same_bits_however_often_it_is_killed(tmp_path)
     code, output = run(train_on_poisoned_batch(tmp_path / "killed", file), **options)
     assert code in (-signal.SIGKILL, 0), output
     # By its third start the run may have finished the rollback, which renames the file.
-    assert code or number == 2, f"not killed at {file}: {output}"
+    may_finish = number == 2
+    assert code != 0 or may_finish, f"not killed at {file}: {output}"
   run_to_end(train_on_poisoned_batch(tmp_path / "killed"), **options)
 
   expected_losses = losses(tmp_path / "uninterrupted")
@@ -59,6 +60,7 @@ def test_a_rollback_ends_with_the_same_bits_however_often_it_is_killed(tmp_path)
   history = (tmp_path / "uninterrupted" / "history.jsonl").read_text().splitlines()
   events = [json.loads(line) for line in history]
   rollbacks = [event for event in events if "rollback" in event]
+  # The batches of steps 10 to 15 are passed over.
   assert [(event["from"], event["step"], event["batches_passed"]) for event in rollbacks] == [
     (15, 9, 6)
   ]
