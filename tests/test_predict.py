@@ -274,9 +274,9 @@ def test_answers_end_at_eos_and_hide_special_ids(decoder):
   run = open_saved_model(str(decoder))
   _, arrays = run.restore()
   continuation = generation.Continuation(
-    run.model, ByteVocabulary(), run.identity["features"], FixedAnswer(), 7
+    run.model, ByteVocabulary(), run.identity["features"], FixedAnswer(), new_tokens=7
   )
-  ids = continuation.encode(PROMPTS, "-")
+  ids = continuation.encode(PROMPTS, origin="-")
   answers = continuation(rows.Runner(run.model, run.rules, arrays, 8), ids, PROMPTS)
   assert [answer["prediction"] for answer in answers] == ["ab"] * len(PROMPTS)
 
@@ -342,7 +342,7 @@ def refusal(capsys, tmp_path):
     ("trained", "\n \n", (), ("lines.txt", "no text")),
     ("trained", b"good\n\xff\xfe", (), ("lines.txt", "not UTF-8 at byte 5")),
     ("trained", "short\n" + "long " * 40, (), ("text 2", "201 tokens", "at most 32")),
-    ("encoder", "a [MASK]\nno hole\n", (), ("text 2 ('no hole')", "<extra_id_0>")),
+    ("encoder", "a [MASK]\nno mask\n", (), ("text 2 ('no mask')", "<extra_id_0>")),
     ("encoder", "[MASK]" * 80, (), ("82 tokens",)),
     (
       "decoder",  # longer than the model's positions
@@ -418,7 +418,8 @@ def test_a_head_that_fills_no_masks_is_refused(encoder, refusal, tmp_path):
 
 
 def test_generated_tokens_must_fit_into_free_memory(trained, refusal, monkeypatch):
-  slot = 2 * 8 * 2 * 2 * 32 * 2  # copies, rows, layers, keys and values, widths, bytes
+  # Bytes of a token: copies of the cache, rows, layers, keys and values, width, bytes of a number.
+  slot = 2 * 8 * 2 * 2 * 32 * 2
   monkeypatch.setattr(capacity, "free_memory", lambda: 200 * slot)
   assert "found room for 67 with 1 rows" in refusal(trained, "a", "--max_new_tokens=300")
 
@@ -478,18 +479,17 @@ def test_rows_of_any_lengths_have_few_shapes_and_keep_their_order(decoder):
   parts = open_saved_model(str(decoder))
   shapes = []
 
-  def total(model, batch):
+  def sum_rows(model, batch):
     shapes.append(batch["tokens"].shape)
-    return jnp.sum(batch["tokens"] * batch["valid"], axis=1) + batch["extra"], jnp.sum(
-      batch["valid"], axis=1
-    )
+    sum_B = jnp.sum(batch["tokens"] * batch["valid"], axis=1)
+    return sum_B + batch["extra"], jnp.sum(batch["valid"], axis=1)
 
   lengths = np.random.default_rng(0).integers(1, 101, 60)
   ids = [[n] * n for n in lengths.tolist()]
   arrays = {name: np.zeros(x.shape, x.dtype) for name, x in params.arrays(parts.model).items()}
   run = rows.Runner(parts.model, parts.rules, arrays, 16)
   outputs = run(
-    total,
+    sum_rows,
     ids,
     {"extra": np.arange(60, dtype=np.int32)},
     lambda length: rows.padded_length(length, 100),
@@ -519,7 +519,7 @@ def test_unusual_families_answer_with_their_padded_length(recipe, length):
   model = parts.model
   task = tasks.build(split="validation", **config.task.to_dict())
   features = {name: list(feature.shape) for name, feature in task.features.items()}
-  answers = predictors.build_predictor(model, task.vocabulary, features, {})
+  predictor = predictors.build_predictor(model, task.vocabulary, features, {})
 
   def run(function, ids, extras, padded):
     assert padded(len(ids[0])) == length
@@ -527,10 +527,10 @@ def test_unusual_families_answer_with_their_padded_length(recipe, length):
     outputs = jax.eval_shape(function, model, {"tokens": token, "valid": token} | extras)
     return [tuple(np.zeros(x.shape[1:], x.dtype) for x in outputs) for _ in ids]
 
+  # The attributes of a `rows.Runner`; its `transform` leaves generation to prepare the model.
   run.rules = parts.rules
   run.model = model
   run.batch_size = 8
-  # Without an earlier transformation, generation makes this change itself.
   run.transform = lambda change: run
-  (answer,) = answers(run, answers.encode(["a [MASK] b"], "-"), ["a [MASK] b"])
+  (answer,) = predictor(run, predictor.encode(["a [MASK] b"], "-"), ["a [MASK] b"])
   assert {"input"} < set(answer)

@@ -25,7 +25,7 @@ from t5x_like.store.tokens import TokenStore
 
 pytestmark = pytest.mark.runs
 
-pytest.importorskip("gcsfs")  # imported first: it takes longer than a lease of 1.2 s
+pytest.importorskip("gcsfs")  # imported here: it takes longer than the leases of these tests
 
 BUCKET = "gs://bucket/stores"
 FLAGS = [
@@ -68,11 +68,12 @@ def server(tmp_path, monkeypatch):
 
 
 def is_shard(path: str) -> bool:
+  """Return whether the path of a request reads a file of tokens."""
   return "/train/tokens/" in path or "/train/tokens.ends/" in path
 
 
 def test_store_in_a_bucket_equals_a_local_store_and_can_be_trained_on(source, local, server):
-  server.unavailable = 0.1
+  server.unavailable = 0.1  # the share of requests that fail
   server.delay = 0.001
   assert prepare(source, BUCKET, *FLAGS) == 0
   assert read_files(server.root / "stores") == read_files(local)
@@ -131,7 +132,8 @@ def test_resumed_preparation_uploads_only_missing_shards(source, local, server):
   recorded_shards = []
   for record in records:
     if record.exists():
-      content = json.loads(record.read_bytes().partition(b"\n")[2])
+      _, _, content_json = record.read_bytes().partition(b"\n")  # after the checksum
+      content = json.loads(content_json)
       recorded_shards += [shard["name"] for shard in content["shards"]]
   server.uploads.clear()
   server.requests.clear()

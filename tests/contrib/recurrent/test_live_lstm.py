@@ -1,4 +1,4 @@
-"""The bidirectional LSTM has the states of torch's with the same parameters."""
+"""The bidirectional LSTM computes the same states as torch's with the same parameters."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.parity
 
 
 def test_two_layers_in_both_directions_have_torchs_states():
-  """Sequences have different lengths; torch adds two biases, and transposes kernels."""
+  """Sequences have different lengths. Torch has two biases, added here, and transposed kernels."""
   B = 3
   T = 7
   D = 5
@@ -28,8 +28,8 @@ def test_two_layers_in_both_directions_have_torchs_states():
   for layer in range(2):
     for side, end in (("forward", ""), ("backward", "_reverse")):
 
-      def read(name, end=end, layer=layer):
-        return getattr(torch_lstm, f"{name}_l{layer}{end}").detach().numpy()
+      def read(name, suffix=f"_l{layer}{end}"):
+        return getattr(torch_lstm, f"{name}{suffix}").detach().numpy()
 
       arrays[f"{side}/{layer}/inputs/kernel"] = jnp.asarray(read("weight_ih").T)
       arrays[f"{side}/{layer}/inputs/bias"] = jnp.asarray(read("bias_ih") + read("bias_hh"))
