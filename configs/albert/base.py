@@ -4,7 +4,7 @@
       --output=data/books_wiki
   python -m t5x_like.train --config=configs/albert/base.py --workdir=runs/albert_base
 
-Training takes 125,000 steps with batches of 4,096 sequences of 512 tokens. LAMB has a peak rate of
+Training takes 125,000 steps with batches of 4,096 sequences of 512 tokens. LAMB's rate peaks at
 1.76e-3. N-grams of up to three words are masked, and half of the pairs have their segments in the
 wrong order. The warm-up over 3,125 steps, the linear decay to 0, the weight decay of 0.01 and the
 clipping at 1.0 are from the released code. The suffixes `:large`, `:xlarge` and `:xxlarge` choose

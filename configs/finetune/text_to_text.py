@@ -5,16 +5,16 @@
 
 The argument is a task of a suite. With `official` it is read from its official files in
 `task.data_dir`, otherwise from the TensorFlow dataset. Labels are written as their names.
-`init.workdir` is a pretraining run, of this project or made by `tools.convert_hf`. It gives the
+`init.workdir` is a pretraining run, or a model converted by `tools.convert_hf`. It gives the
 architecture and the vocabulary; without it the model is trained from scratch.
 
-T5 has a constant rate of 1e-3 and batches of 128. The best checkpoint on the dev set is kept.
-Closed-book questions have the 10,000 steps of 196,608 tokens of Roberts et al. 2020.
+T5 is trained at a constant rate of 1e-3 with batches of 128. The best checkpoint on the dev set is
+kept. On closed-book questions it takes 10,000 steps of 196,608 tokens, as in Roberts et al. 2020.
 
 `,bart` has fairseq's values for summaries (examples/bart/README.summarization.md). AdamW's rate
 rises to 3e-5 over 500 steps and falls linearly; label smoothing is 0.1, and gradients are clipped
 at 0.1. For `cnn_dailymail/cnn_dailymail` it reads 1,024 tokens of the article without T5's prefix.
-As in fairseq, summaries are searched for by 4 beams, have 55 to 140 tokens and repeat no trigram.
+As in fairseq, summaries come from 4 beams, have 55 to 140 tokens and repeat no trigram.
 
 Expected of T5 base on the test sets (table 14): SST-2 95.2, CoLA 51.1. This recipe has not been run
 at full size.
@@ -35,7 +35,7 @@ LAPTOP = {"schedule.learning_rate": 1e-3}
 _SUMMARIES = {
   "beams": 4,
   "length_power": 2.0,
-  "max_new_tokens": 141,
+  "max_new_tokens": 141,  # with EOS
   "penalties": {"no_repeat_ngram_size": 3, "min_new_tokens": 55},
 }
 
@@ -56,8 +56,7 @@ def get_config(
   config.batch_size = 128
   config.total_steps = max(1, min(2**18, 10 * _TASKS[task].examples // 128))
   if task in _CLOSED_BOOK:
-    # 196,608 tokens in a batch
-    config.batch_size = 1_536
+    config.batch_size = 1_536  # of 128 tokens
     config.total_steps = 10_000
   config.optimizer = {"name": "adafactor"}
   config.schedule = {"name": "constant", "learning_rate": 1e-3}
@@ -65,6 +64,7 @@ def get_config(
     config.objective.label_smoothing = 0.1
     config.clip_norm = 0.1
     config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+    # 500 steps, as a share of all steps, so that short runs have a tenth.
     warmup = min(500 / config.total_steps, 0.1)
     config.schedule = {"name": "linear", "learning_rate": 3e-5, "warmup_steps": warmup}
     if task.startswith("cnn_dailymail/"):

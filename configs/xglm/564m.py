@@ -4,13 +4,14 @@
       --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/xglm/564m.py --workdir=runs/xglm_564m
 
-Training reads 500 billion tokens in windows of 2,048. The batch, the learning rates and the weight
-decay are GPT-3 Medium's, which has as many layers of the same width (Brown et al. 2020, table 2.1
-and appendix B).
+Training reads 500 billion tokens in windows of 2,048. The batch, the learning rate, its warm-up
+over 375 million tokens, its decay to a tenth and the weight decay are GPT-3 Medium's, which has as
+many layers of the same width (Brown et al. 2020, table 2.1 and appendix B).
 
 Hardware: 32 accelerators or more. This recipe has not been run at full size.
 
-Differences: the paper's corpus has 30 languages; `configs/mt5/base.py` shows how to mix languages.
+Differences: the paper's corpus has 30 languages, this one has English; `configs/mt5/base.py` shows
+how to mix languages.
 """
 
 from t5x_like.config import defaults
