@@ -20,7 +20,7 @@ class Pooler(nnx.Module):
     self.activation, _ = slots.find("config.model.head.activation", activation, ACTIVATIONS)
 
   def __call__(self, x_BTD: jax.Array, first_positions_BP: jax.Array | None = None) -> jax.Array:
-    """Return [B, D], or [B, P, D] for the sequences of a row that begin at `first_positions_BP`."""
+    """Return [B, D], or [B, P, D] for packed sequences, which begin at `first_positions_BP`."""
     if first_positions_BP is None:
       first = x_BTD[:, 0]
     else:

@@ -1,4 +1,4 @@
-"""Two image classifiers, of which one learns from labels and one from a teacher (DeiT)."""
+"""Two image classifiers: one learns from labels, the other from a teacher (DeiT)."""
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,9 @@ from t5x_like.slots import PositiveInt
 
 
 class DistillationHead(nnx.Module):
-  """Classifiers of the class token, which learns from labels, and of the distillation token.
+  """A classifier of the class token, for labels, and one of the distillation token, for a teacher.
 
+  Kernels start at 0 unless the design has an `init_stddev`, as in `image_classification`.
   The outputs are {"logits", "class_logits", "distillation_logits"}, each float32 [B, labels]; the
   first is the mean of the others (Touvron et al. 2021, section 4).
   """

@@ -40,7 +40,7 @@ class ImagePooling:
       pooling = "token" if variant.class_tokens else "mean"
     if pooling != "mean" and not variant.class_tokens:
       raise UserError(
-        f"config.model.head.pooling: found {pooling!r}, but the model has no such "
+        f"config.model.head.pooling: found {pooling!r}, but the model has no class "
         "token; expected 'mean'"
       )
     return cls(pooling, variant.class_tokens)
@@ -63,13 +63,13 @@ class ImageClassifier(nnx.Module):
 
   Args:
     labels: the number of classes.
-    pooling: see `ImagePooling`; DINOv2 classifies "both".
+    pooling: see `ImagePooling`; DINOv2's classifier reads "both".
     hidden: whether a tanh layer as wide as the stack precedes the classifier, as in the pretraining
       of ViT.
-    norm: position of the last norm: "before" pooling, the encoder's own; "after" pooling, a new
-      LayerNorm instead, as MAE's code fine-tunes; or "both". For linear probes of a masked
-      autoencoder, He et al. 2022, appendix A.1, put a batch norm without parameters in the place of
-      the second norm.
+    norm: the last norm: the encoder's own "before" pooling; instead a new LayerNorm "after"
+      pooling, as in MAE's code for fine-tuning; or "both". For linear probes of a masked
+      autoencoder, He et al. 2022, appendix A.1, have a batch norm without parameters where "both"
+      has a LayerNorm.
     dropout: rate before the classifier.
   """
 
@@ -88,7 +88,7 @@ class ImageClassifier(nnx.Module):
     D = self.pool.width(variant.dims.embed)
     design = variant.design
     init = design.kernel_init(D)
-    self.norm_before = norm != "after"
+    self.norm_before = norm != "after"  # whether the encoder applies its own norm
     self.norm = Identity() if norm == "before" else LayerNorm(D, rngs, epsilon=design.norm_epsilon)
     self.hidden = Linear((D, D), ("embed", None), init, rngs, bias=True) if hidden else None
     out_init = init if design.init_stddev else params.zeros

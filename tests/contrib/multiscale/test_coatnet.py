@@ -96,7 +96,7 @@ def test_dropped_paths_and_another_number_of_channels():
     ),
     (
       {"head": {"name": "image_classification", "pooling": "token"}},
-      "found 'token', but the model has no such token",
+      "found 'token', but the model has no class token",
     ),
   ],
 )
