@@ -32,7 +32,7 @@ def prepare_for_loop(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
   """
 
   def prepare(_, linear: Linear) -> Linear:
-    if type(linear) is not Linear or linear.multiply is not matmul:
+    if type(linear) is not Linear or linear.multiply is not matmul:  # adapted or quantised
       return linear
     kernel = linear.kernel
     if kernel[...].ndim == 2 and is_left_factor(kernel.axes):
@@ -134,8 +134,9 @@ def kernel_first(kernel_FD: jax.Array, x: jax.Array, dtype: jnp.dtype) -> jax.Ar
   # Both factors have two axes: with three, XLA on CPU may generate a bfloat16 product that it
   # cannot compute.
   x_MD = x.reshape(-1, D).astype(kernel_FD.dtype)
-  y_FM = contract(kernel_FD, x_MD, 1, 1, dtype)
+  y_FM = contract(kernel_FD, x_MD, 1, 1, dtype)  # over D
   if y_FM.shape[1] <= _MAX_ROWS_TO_TRANSPOSE:
-    # Without the barrier, XLA merges the transposition and makes the kernel the right factor.
+    # Without the barrier, XLA merges the transposition and makes the kernel the right factor, as it
+    # may for more rows.
     y_FM = jax.lax.optimization_barrier(y_FM)
   return y_FM.T.reshape(*x.shape[:-1], F)

@@ -1,9 +1,10 @@
 """Generation with a key/value cache, greedy or by sampling; see `beam_search` for beam search.
 
-Call these functions under `jax.jit`, within the rules of a mesh if there is one. Shapes are static,
+Call these functions under `jax.jit`, and on a mesh in the context of its rules. Shapes are static,
 all batches of the same size share one compilation, and rows stay on their devices. A model needs
-`prompt`, `start_decoding`, `decode` and `variant.tokens` (see `decoder`). The prompt of an
-encoder-decoder is the start token, followed by `decoder_prefix_tokens` if the batch has them.
+`prompt`, `start_decoding`, `decode` and `variant.tokens` (see `architectures/decoder.py`). The
+prompt of an encoder-decoder is the start token, followed by `decoder_prefix_tokens` if the batch
+has them.
 """
 
 import dataclasses
@@ -122,8 +123,8 @@ def generate(
     (int32 [B, max_length] as `greedy`, float32 [B, max_length] log-probabilities of the new tokens,
     including the end token, under the model itself, before any transform; 0 after the end).
   """
-  start = prefill(model, batch, max_length, eos)
-  changing, join = split_state(start.state)
+  prefilled = prefill(model, batch, max_length, eos)
+  changing, join = split_state(prefilled.state)
 
   def is_unfinished(carry):
     *_, ended_B, index = carry
@@ -131,28 +132,28 @@ def generate(
 
   def advance(carry):
     tokens_BT, log_p_BT, last_B1, changing, ended_B, index = carry
-    logits_BV, state = start.next_logits(last_B1, join(changing), index)
-    step = DecodingStep(index, max_length, start.eos, start.prompt_BP, tokens_BT)
+    logits_BV, state = prefilled.next_logits(last_B1, join(changing), index)
+    step = DecodingStep(index, max_length, prefilled.eos, prefilled.prompt_BP, tokens_BT)
     scores_BV = apply_transforms(transforms, logits_BV, step)
     chosen_B = choose(scores_BV, step).astype(jnp.int32)
     log_p_BV = jax.nn.log_softmax(logits_BV)
     log_p_B1 = jnp.take_along_axis(log_p_BV, chosen_B[:, None], axis=1)
     log_p_B1 = jnp.where(ended_B[:, None], 0.0, log_p_B1)
     log_p_B1 = constrain(log_p_B1, "batch", None)
-    next_B = jnp.where(ended_B, start.pad, chosen_B)
+    next_B = jnp.where(ended_B, prefilled.pad, chosen_B)
     next_B1 = constrain(next_B[:, None], "batch", None)
     tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, next_B1, (0, index))
     log_p_BT = jax.lax.dynamic_update_slice(log_p_BT, log_p_B1, (0, index))
-    ended_B |= is_in(next_B, start.eos)
+    ended_B |= is_in(next_B, prefilled.eos)
     if stop is not None:
       ended_B |= stop(tokens_BT, index)
     changing, _ = split_state(state)
     return tokens_BT, log_p_BT, next_B1, changing, ended_B, index + 1
 
-  B = start.last_B1.shape[0]
-  tokens_BT = constrain(jnp.full((B, max_length), start.pad, jnp.int32), "batch", None)
+  B = prefilled.last_B1.shape[0]
+  tokens_BT = constrain(jnp.full((B, max_length), prefilled.pad, jnp.int32), "batch", None)
   log_p_BT = constrain(jnp.zeros((B, max_length), jnp.float32), "batch", None)
-  carry = (tokens_BT, log_p_BT, start.last_B1, changing, ~start.alive_B, jnp.int32(0))
+  carry = (tokens_BT, log_p_BT, prefilled.last_B1, changing, ~prefilled.alive_B, jnp.int32(0))
   tokens_BT, log_p_BT, *_ = jax.lax.while_loop(is_unfinished, advance, carry)
   return tokens_BT, log_p_BT
 
@@ -161,9 +162,9 @@ def generate(
 class PrefilledModel:
   """A model that has read its prompt.
 
-  The last token of a longer prompt is fed twice: with the prompt, for its keys and values, and in
-  the first step, for the logits of the next token. So the logits of a whole prompt, [B, P, V], are
-  never computed, and prompts of any length continue with the same step.
+  The last token of a prompt of two or more tokens is fed twice: with the prompt, for its keys and
+  values, and in the first step, for the logits of the next token. So the logits of a whole prompt,
+  [B, P, V], are never computed, and prompts of any length continue with the same step.
 
   Attributes:
     model: the model prepared for the loop over steps; see `unrolled.prepare_for_decoding`.
@@ -189,15 +190,14 @@ class PrefilledModel:
     if not self.is_prompt_cached:
       logits_B1V, state = self.model.decode(last_B1, state)
       return logits_B1V[:, 0], state
-    first = index == 0
+    is_first = index == 0
     # The first query repeats the position of the prompt's last token, and adds no key to the cache.
-    back = first.astype(jnp.int32)
+    back = is_first.astype(jnp.int32)
     state = dataclasses.replace(state, next_pos=state.next_pos - back)
-    is_new_B1 = jnp.broadcast_to(~first, last_B1.shape)
-    logits_B1V, state = self.model.decode(last_B1, state, is_new_B1)
-    logits_BV = logits_B1V[:, 0]
+    valid_B1 = jnp.broadcast_to(~is_first, last_B1.shape)
+    logits_B1V, state = self.model.decode(last_B1, state, valid_B1)
     state = dataclasses.replace(state, next_pos=state.next_pos + back)
-    return logits_BV, state
+    return logits_B1V[:, 0], state
 
 
 jax.tree_util.register_dataclass(
@@ -220,28 +220,26 @@ def prefill(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> 
   prompt_BP, valid_BP = model.prompt(batch)
   P = prompt_BP.shape[1]
   is_prompt_cached = P > 1
-  slots = max_length
-  if is_prompt_cached:
-    slots += P
-  state = model.start_decoding(batch, slots)
+  # A prompt of one token is the first input of the loop.
+  num_slots = P + max_length if is_prompt_cached else max_length
+  state = model.start_decoding(batch, num_slots)
   alive_B = jnp.any(valid_BP, axis=1)
   if state.memory_valid is not None:
     alive_B = alive_B & jnp.any(state.memory_valid, axis=1)
   if is_prompt_cached:
     prefix_BP = None
-    if state.prefix is not None:
+    if state.prefix is not None:  # a prefix LM
       prefix_BP = batch["decoder_causal_attention"] > 0
     _, state = model.decode(prompt_BP, state, valid_BP, prefix_BP)
   last_index_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
   last_B1 = jnp.take_along_axis(prompt_BP, last_index_B1, axis=1).astype(jnp.int32)
   ids_BP = jnp.where(valid_BP, prompt_BP, -1).astype(jnp.int32)
   # A stable sort by validity moves each prompt to the end of its row.
-  is_valid_BP = valid_BP.astype(jnp.int32)
-  _, prompt_BP = jax.lax.sort((is_valid_BP, ids_BP), dimension=1, num_keys=1)
+  _, ids_BP = jax.lax.sort((valid_BP.astype(jnp.int32), ids_BP), dimension=1, num_keys=1)
   return PrefilledModel(
     model=model,
     state=state,
-    prompt_BP=constrain(prompt_BP, "batch", None),
+    prompt_BP=constrain(ids_BP, "batch", None),
     last_B1=constrain(last_B1, "batch", None),
     alive_B=alive_B,
     is_prompt_cached=is_prompt_cached,

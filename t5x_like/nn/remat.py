@@ -63,7 +63,7 @@ def dots() -> Remat:
 
 
 def full() -> Remat:
-  """Keep the input of each layer."""
+  """Keep only the input of each layer."""
   return Remat("named")
 
 
@@ -73,19 +73,19 @@ def minimal() -> Remat:
 
 
 def save(names: tuple[Name, ...]) -> Remat:
-  """Keep these activations."""
+  """Keep the activations `names`."""
   return Remat("named", names)
 
 
 def offload(names: tuple[Name, ...], save: tuple[Name, ...] = ()) -> Remat:
   """Move the activations `names` to the hosts' memory and back; keep `save` on the devices."""
-  both = sorted(set(names) & set(save))
-  if both:
+  in_both = sorted(set(names) & set(save))
+  if in_both:
     raise UserError(
-      f"config.model.remat: found {both[0]!r} in both 'names' and 'save', expected "
+      f"config.model.remat: found {in_both[0]!r} in both 'names' and 'save', expected "
       "it in one of them"
     )
-  return Remat("named", save, names)
+  return Remat("named", save, offload=names)
 
 
 KEEP_ALL = none()
@@ -107,6 +107,6 @@ def build_remat(spec: str | dict) -> Remat:
 def name_activation(x: jax.Array, name: Name) -> jax.Array:
   """Name an activation [B, T, ...], so that a recipe can keep it or offload it.
 
-  It is kept as [B, T, X], in which heads need no padding.
+  It is kept with all axes after T merged, because an axis as narrow as a head may need padding.
   """
   return checkpoint_name(x.reshape(*x.shape[:2], -1), name).reshape(x.shape)

@@ -27,10 +27,10 @@ def _weights_forward(logits_BNTS, allowed, dtype):
   return weights, (weights, allowed)
 
 
-def _weights_backward(dtype, residuals, g):
+def _weights_backward(dtype, residuals, d_weights):
   weights, allowed = residuals
   probs = weights.astype(jnp.float32)
-  d_logits = probs * (g - jnp.sum(probs * g, axis=-1, keepdims=True))
+  d_logits = probs * (d_weights - jnp.sum(probs * d_weights, axis=-1, keepdims=True))
   if allowed is not None:
     d_logits = jnp.where(allowed, d_logits, 0.0)
   return d_logits, None
@@ -43,7 +43,7 @@ class Dense(Core):
   """Softmax attention (Vaswani et al. 2017, equation 1)."""
 
   exact = True
-  weights = staticmethod(_weights)
+  weights = staticmethod(_weights)  # overridden by `Sinks`
 
   def attend(self, q, k, v, mask, softmax):
     B, T, N, H = q.shape
@@ -51,7 +51,7 @@ class Dense(Core):
     position = softmax.position
     logits_BKGTS = wide_einsum("BTKGH,BSKH->BKGTS", q.reshape(B, T, K, N // K, H), k)
     logits_BNTS = logits_BKGTS.reshape(B, N, T, -1)
-    if position.query_dependent:
+    if position.query_dependent:  # such as Shaw's relative positions
       logits_BNTS = logits_BNTS + position.logits(q, mask.q_pos, mask.k_pos)
     logits_BNTS = softmax.cap(logits_BNTS)
     bias_BNTS = softmax.total_bias(mask.q_pos, mask.k_pos)
