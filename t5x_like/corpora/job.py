@@ -1,4 +1,4 @@
-"""Define jobs, which prepare stores, and the base of the kinds of stores.
+"""Define jobs, which prepare stores, and `StoreKind`, the base of the kinds of stores.
 
 A kind divides a source into parts and makes arrays of a part's items, batch by batch. The kind is
 chosen when the job is made: tokens of documents (`tokens.py`), examples, images. `building.py` and
@@ -20,7 +20,7 @@ from t5x_like.files.paths import AnyPath, as_path, is_remote
 from t5x_like.terminal_text import escape_controls
 from t5x_like.vocabularies import Vocabulary
 
-_VERSION = 5  # version of parts and signatures; other versions are rebuilt
+_VERSION = 5  # of the records of parts and signatures; those of other versions are made again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +28,11 @@ class StoredBatch:
   """The arrays of a batch of D items, in the form of a store.
 
   Attributes:
-    arrays: concatenated values of all items, and the number of values of each item, int64 [D], by
-      name. Skipped items have 0 values. Empty if all items are skipped.
+    arrays: for each array's name, the concatenated values of all items and the number of values of
+      each item, int64 [D]. Skipped items have 0 values. Empty if all items are skipped.
     reasons: reason to skip each item. None stands for a stored item; items that are skipped but not
       counted have an empty reason.
-    removed: amounts removed from each item, by reason.
+    removed: for each item, how much cleaning has removed from it, by reason.
   """
 
   arrays: dict[str, tuple[np.ndarray, np.ndarray]]
@@ -47,14 +47,14 @@ class StoreKind(abc.ABC):
 
   Attributes:
     unit: array whose values are counted, for the sizes of shards and in messages.
-    shard_values: a shard closes at the first item that ends at or after this many values of `unit`.
+    shard_values: number of values of `unit` at which a shard closes, after the item reaching it.
     items: name of the items in messages.
     advice: remedy in the message about a store without items.
-    whole_batches: shards close only between batches, because the items of a batch are reordered.
-    counted: the manifest counts the amounts removed from items, and the items' lengths.
+    whole_batches: whether shards close only between batches, as items of a batch are reordered.
+    counted: whether the manifest has the totals of `removed` and of the items' lengths.
     steps: cleaning steps.
     vocabulary: vocabulary of the ids, or None.
-    store_facts: facts of the manifest.
+    store_facts: the facts that the store's manifest records.
   """
 
   unit: str
@@ -152,7 +152,7 @@ class ItemBatch:
 
   Attributes:
     items: the items.
-    marks: marks of each item, by the step that removes duplicates.
+    marks: for each cleaning step that removes duplicates, the marks of each item.
   """
 
   items: list[Any]
@@ -161,7 +161,7 @@ class ItemBatch:
 
 @dataclasses.dataclass(frozen=True)
 class DuplicateMarks:
-  """The marks of a step on the signatures of a part's items.
+  """The marks that a cleaning step sets on the signatures of a part's items.
 
   Attributes:
     marked: marks of all signatures, bool [n].
@@ -184,7 +184,7 @@ _BATCH_ITEMS = 2**16
 def batch_items(
   kind: StoreKind, items: Iterator[Any], marks: dict[str, DuplicateMarks], start: int
 ) -> Iterator[ItemBatch]:
-  """Group items into batches of about 512 K characters; the first is number `start` of its part."""
+  """Group the items of a part from number `start` into batches of about 512 K characters."""
 
   def make_batch(batch: list[Any], first: int) -> ItemBatch:
     end = first + len(batch)

@@ -18,8 +18,8 @@ _DIRECTIONS = ("image_to_text", "text_to_image")  # in the order in which `match
 class Evaluator(BaseEvaluator):
   """An evaluator of recall at k by cosine, in percent, as in Radford et al. 2021, table 13.
 
-  A hit is an image with one of its texts, or a text with its image, among the k nearest. Another
-  at the same distance counts as nearer.
+  An image is a hit if one of its texts is among the k nearest, and a text if its image is. Others
+  at the same distance count as nearer.
 
   Attributes:
     at: the values of k.
@@ -45,7 +45,7 @@ class Evaluator(BaseEvaluator):
   def _captions(self):
     """The captions to score, int32 [C, T], and the example of each, int [C]."""
     tokens_CT, image_C = self.context.task.captions()
-    is_scored_C = image_C < (self.max_examples or len(tokens_CT))
+    is_scored_C = image_C < (self.max_examples or np.inf)
     return tokens_CT[is_scored_C], image_C[is_scored_C]
 
   @functools.cached_property
@@ -65,7 +65,7 @@ class Evaluator(BaseEvaluator):
     tokens_CT, image_C = self._captions
     batches = self.context.batches(self.max_examples)
     image_NP, index_N = self.context.run_batches(self.run, arrays, batches)
-    image_NP = image_NP[index_N >= 0]
+    image_NP = image_NP[index_N >= 0]  # without padding; images are in order
     text_CP = embed_texts(self.context, self._embed_texts, arrays, tokens_CT)
     ranks = match_ranks(image_NP, text_CP, image_C)
     scores = {}
@@ -96,5 +96,6 @@ def match_ranks(
     cosine_cN = text_CP[first : first + _BLOCK_ROWS] @ image_NP.T
     image_c = image_C[first : first + len(cosine_cN)]
     own_cosine_c1 = np.take_along_axis(cosine_cN, image_c[:, None], axis=1)
+    # A text's own image is not nearer than itself.
     of_text[first : first + len(cosine_cN)] = np.sum(cosine_cN >= own_cosine_c1, axis=1) - 1
   return of_image, of_text

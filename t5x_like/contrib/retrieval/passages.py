@@ -1,6 +1,6 @@
-"""Passages to retrieve, prepared once from the records of a source, and rows of them.
+"""Passages to retrieve, prepared once from the records of a source and read as padded rows.
 
-A passage ends with EOS, and is cut to its length, as queries and answers are.
+Like queries and answers, passages are cut to a length and end with EOS.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class Passages:
   """All passages of a task.
 
   Attributes:
-    store: the passages, as stream `passage`, with `digest`, a hash of the text.
+    store: the passages, with the token stream `passage` and the array `digest`, a hash of the text.
     length: tokens of a row.
     vocabulary: the vocabulary of the tokens.
   """
@@ -46,14 +46,14 @@ class Passages:
     """Open the passages of a source, preparing them first if necessary.
 
     Args:
-      source, split: the source of the passages.
+      source, split: the source of the passages and the split to read.
       text: the template of a passage.
       length: tokens of a row.
-      task_arguments: the arguments of the task, whose other settings apply.
+      task_arguments: the task's arguments, whose `cache`, `data_dir` and `verify` apply here, too.
       vocabulary: the vocabulary of the tokens.
 
     Raises:
-      UserError: an unusable template, source or vocabulary.
+      UserError: the template, source or vocabulary is unusable.
     """
     template = Template(text, "passage")
 
@@ -66,15 +66,13 @@ class Passages:
     def make_examples(records: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
       return (make_example(record, where) for where, record in records)
 
-    arguments = task_arguments.store_arguments
-    arguments["source"] = source
-    arguments["split"] = split
+    arguments = task_arguments.store_arguments | {"source": source, "split": split}
     store = example_store.open_store(
       task="passages.v1",
       fields=template.fields,
       facts={"passage": text},
       vocabulary=vocabulary,
-      streams={"passage": True},
+      streams={"passage": True},  # ends with EOS
       examples=make_examples,
       **arguments,
     )
@@ -95,7 +93,7 @@ class Passages:
     return tokens_nL
 
   def find_digests(self, digest_N: np.ndarray) -> np.ndarray:
-    """Return the number of the passage with each digest of a text, int64 [N]; -1 for none."""
+    """Return the number of a passage with each digest, int64 [N]; -1 if there is none."""
     digest_P = np.asarray(self.store.arrays["digest"])
     order_P = np.argsort(digest_P, kind="stable")
     rank_N = np.searchsorted(digest_P, digest_N, sorter=order_P)
@@ -103,7 +101,7 @@ class Passages:
     return np.where(digest_P[passage_N] == digest_N, passage_N, -1)
 
   def texts(self, number_n: np.ndarray) -> list[str]:
-    """Return the texts of passages, as they were cut."""
+    """Return the texts of passages, cut as in `rows`."""
     special = {self.vocabulary.pad_id, self.vocabulary.eos_id}
     return [
       self.vocabulary.decode([int(i) for i in row if i not in special])
@@ -115,8 +113,8 @@ def check_padding(vocabulary: Vocabulary) -> None:
   """Raise UserError for a vocabulary without padding, which marks the end of passages."""
   if vocabulary.pad_id is None:
     raise UserError(
-      "config.task.vocabulary: it has no padding piece, expected one, by which "
-      "passages end; add one"
+      "config.task.vocabulary: found no padding piece, expected one, which marks the end of "
+      "passages; add one"
     )
 
 
@@ -134,10 +132,10 @@ def text_digest(text: str) -> np.int64:
 def read_padded(
   store: ExampleStore, stream: str, example_n: np.ndarray, length: int, vocabulary: Vocabulary
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Read the examples of a stream that end with EOS; examples that are cut end with EOS, too.
+  """Read examples of a stream that ends with EOS; where one is cut, EOS is its last token.
 
   Returns:
-    (int32 [n, length], bool [n, length]): tokens, and whether they are no padding.
+    (int32 [n, length], bool [n, length]): tokens with padding, and which of them are not padding.
   """
   full_length_n = store.lengths[stream][example_n]
   length_n = np.minimum(full_length_n, length)

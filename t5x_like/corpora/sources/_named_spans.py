@@ -1,4 +1,4 @@
-"""Find salient spans by a file of names, so that no model runs during training.
+"""Find salient spans with a file of names, so that no model runs during training.
 
 Any model that recognises named entities can make the file. The file has one JSON object per line
 (`.jsonl`, plain or compressed): a text, and its spans of characters under `spans`, `entities` or
@@ -9,8 +9,8 @@ bytes of UTF-8 (as in TFDS's `salient_span_wikipedia`):
     {"text": "Ada Lovelace was born in London.", "spans": [[0, 12], [25, 31]]}
 
 The finder matches the text of these spans wherever it occurs as whole words. The longest match
-counts, and spaces may differ, as a tokenizer puts them around punctuation. The texts may therefore
-be a sample of the corpus: a name that is marked once is matched everywhere.
+counts, and spaces around punctuation are ignored, since some tokenizers add them. The texts may be
+a sample of the corpus: a name that is marked once is matched everywhere.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from t5x_like.errors import UserError
 
 KEYS = ("spans", "entities", "ents")
 _WORD = re.compile(r"\w+|[^\w\s]")
-_MAX_WORDS = 24  # words of the longest name
+_MAX_WORDS = 24  # longer names are ignored
 
 Finder = Callable[[str], list[tuple[int, int]]]
 
@@ -74,11 +74,9 @@ def record_spans(record: Record, where: str) -> list[tuple[int, int]]:
   text = record.get("text")
   key = next((key for key in KEYS if key in record), None)
   spans_in_record = record.get(key)
-  has_byte_spans = (
-    isinstance(spans_in_record, dict) and {"start", "limit"} <= spans_in_record.keys()
-  )
-  if isinstance(text, str) and has_byte_spans:
-    spans_in_record = _spans_in_characters(text, spans_in_record)
+  if isinstance(text, str) and isinstance(spans_in_record, dict):
+    if {"start", "limit"} <= spans_in_record.keys():
+      spans_in_record = _spans_in_characters(text, spans_in_record)
   if not isinstance(text, str) or not isinstance(spans_in_record, list):
     raise UserError(
       f"{where}: found keys {', '.join(record)}, expected 'text' and a list under "
@@ -99,10 +97,12 @@ def record_spans(record: Record, where: str) -> list[tuple[int, int]]:
 def _spans_in_characters(text: str, byte_spans: dict[str, Any]) -> list[list[int]]:
   """Convert the lists `start` and `limit` of positions in UTF-8 to pairs of characters."""
   encoded = text.encode()
-  spans = []
-  for pair in zip(byte_spans["start"], byte_spans["limit"]):
-    spans.append([len(encoded[: int(position)].decode(errors="ignore")) for position in pair])
-  return spans
+
+  def to_characters(position):
+    return len(encoded[: int(position)].decode(errors="ignore"))
+
+  pairs = zip(byte_spans["start"], byte_spans["limit"])
+  return [[to_characters(start), to_characters(limit)] for start, limit in pairs]
 
 
 def _ends(span: Any) -> tuple[Any, Any]:
@@ -114,9 +114,9 @@ def _ends(span: Any) -> tuple[Any, Any]:
 
 def _finder(names: set[tuple[str, ...]]) -> Finder:
   """Return a function that finds the longest names in a text, from left to right."""
-  longest: dict[str, int] = {}  # number of words of the longest name, by its first word
+  max_sizes: dict[str, int] = {}  # by first word: the number of words of the longest name
   for words in names:
-    longest[words[0]] = max(len(words), longest.get(words[0], 0))
+    max_sizes[words[0]] = max(len(words), max_sizes.get(words[0], 0))
 
   def find(text: str) -> list[tuple[int, int]]:
     matches = list(_WORD.finditer(text))
@@ -124,7 +124,7 @@ def _finder(names: set[tuple[str, ...]]) -> Finder:
     spans = []
     start = 0
     while start < len(words):
-      max_size = min(longest.get(words[start], 0), len(words) - start)
+      max_size = min(max_sizes.get(words[start], 0), len(words) - start)
       for size in range(max_size, 0, -1):
         if tuple(words[start : start + size]) in names:
           spans.append((matches[start].start(), matches[start + size - 1].end()))

@@ -86,7 +86,7 @@ class Captions:
 
   Attributes:
     first_N, number_N: the first caption and the number of captions of each image.
-    cut: number of captions longer than a row.
+    num_cut: number of captions longer than a row.
   """
 
   def __init__(self, store: ImageStore, vocabulary: Vocabulary, length: int):
@@ -104,7 +104,7 @@ class Captions:
         f"config.task.length: found {length}, expected at least {len(self._opening_ids) + 2}"
       )
     self._lengths_C = np.minimum(lengths_C, room)
-    self.cut = int((lengths_C > room).sum())
+    self.num_cut = int((lengths_C > room).sum())
 
   def __len__(self) -> int:
     return len(self._lengths_C)

@@ -91,9 +91,10 @@ class Arguments(examples.ImageArguments):
       notes=captions.make_notes(vocabulary, self.caption_field),
     )
     texts = captions.Captions(image_store, vocabulary, self.length)
-    if texts.cut:
+    if texts.num_cut:
       data.announce(
-        f"{image_store.path}: {texts.cut:,} of {len(texts):,} captions cut to {self.length} tokens"
+        f"{image_store.path}: {texts.num_cut:,} of {len(texts):,} captions cut to "
+        f"{self.length} tokens"
       )
 
     def read_captions(
@@ -101,16 +102,17 @@ class Arguments(examples.ImageArguments):
     ) -> dict[str, tf.Tensor]:
       # A number in [0, 1) selects one of an image's captions; 0 is the first.
       if training:
-        u_B = draws.uniform(examples.FIRST_TASK_STREAM, 1)[:, 0]
+        share_B = draws.uniform(examples.FIRST_TASK_STREAM, 1)[:, 0]
       else:
-        u_B = tf.zeros_like(draws.index_B, tf.float32)
+        share_B = tf.zeros_like(draws.index_B, tf.float32)
       rows_BT = tf.numpy_function(
-        texts.rows_of_images, [draws.index_B, u_B], tf.int32, stateful=False
+        texts.rows_of_images, [draws.index_B, share_B], tf.int32, stateful=False
       )
       shape = [draws.index_B.shape[0], self.length]
       return {"text_input_tokens": tf.ensure_shape(rows_BT, shape)}
 
     def all_captions() -> tuple[np.ndarray, np.ndarray]:
+      """Return the tokens of all captions, and the image of each."""
       return texts.rows(np.arange(len(texts))), texts.images()
 
     image_task = self.build_images(
