@@ -369,10 +369,10 @@ def generation(
 
 
 def tagging(
-  *,
-  source: str | None = None,
+  source: str | None,
   examples: int,
-  files: Files,
+  *,
+  files: Files | None = None,
   tags: Sequence[str],
   field: str,
   score: str,

@@ -29,10 +29,12 @@ def _bio_tags(entities: tuple[str, ...]) -> tuple[str, ...]:
   return ("O", *(f"{position}-{entity}" for entity in entities for position in "BI"))
 
 
+# The first arguments are a TensorFlow dataset, if any, and the number of training sentences.
 SUITE = Suite(
   {
     "conll": tagging(
-      examples=14_041,
+      None,
+      14_041,
       files=Files("conll_2003", "entities", _CONLL),
       tags=_bio_tags(_CONLL_ENTITIES),
       field="entities",
@@ -40,7 +42,8 @@ SUITE = Suite(
       evaluated=_DEV_AND_TEST,
     ),
     "ner": tagging(
-      examples=3_394,
+      None,
+      3_394,
       files=Files("wnut_17", "conll", _WNUT, fields={"ner_tags": "1"}),
       tags=_bio_tags(_WNUT_ENTITIES),
       field="ner_tags",
@@ -48,8 +51,8 @@ SUITE = Suite(
       evaluated=_DEV_AND_TEST,
     ),
     "pos": tagging(
-      source="tfds:universal_dependencies/en_ewt",
-      examples=12_544,
+      "tfds:universal_dependencies/en_ewt",
+      12_544,
       files=Files("en_ewt", "conllu", _EWT),
       tags=_POS,
       field="upos",
