@@ -137,17 +137,12 @@ def _compare_answers(
     "first": scores[0],
     "second": scores[1],
     "difference": scores[1] - scores[0],
-    **_difference_interval(draws_S),
+    "low": None,
+    "high": None,
+    "p_value": None,
   }
-  return row, draws_S
-
-
-def _difference_interval(draws_S: np.ndarray) -> dict[str, float | None]:
-  """Return the cells `low`, `high` and `p_value` of a difference without a test."""
-  interval = resampling.percentile_interval(draws_S)
-  if interval is None:
-    return {"low": None, "high": None, "p_value": None}
-  return {"low": interval["low"], "high": interval["high"], "p_value": None}
+  interval = resampling.difference_interval(draws_S, len(ids[0]))
+  return row | (interval or {}), draws_S
 
 
 def _compare_summaries(
@@ -175,8 +170,13 @@ def _compare_summaries(
     "first": first_score,
     "second": second_score,
     "difference": second_score - first_score,
-    **_difference_interval(draws_S),
+    "low": None,
+    "high": None,
+    "p_value": None,
   }
+  interval = resampling.percentile_interval(draws_S)
+  if interval and interval["low"] < interval["high"]:
+    row |= {"low": interval["low"], "high": interval["high"]}
   return [row]
 
 
@@ -198,6 +198,8 @@ def _compare_task(task: str, first: dict[str, Any], second: dict[str, Any]) -> l
     if first_score is not None and second_score is not None:
       difference = second_score - first_score
     test = tests[label].get(score) or {}
+    if test.get("low") == test.get("high"):  # the runs predict alike, and no width says how surely
+      test = {"p_value": test.get("p_value")}
     rows.append(
       {
         "task": task,

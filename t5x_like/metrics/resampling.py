@@ -112,6 +112,29 @@ def wilson(percent: float, examples: int) -> dict[str, float]:
   return {"low": 100 * float(interval.low), "high": 100 * float(interval.high)}
 
 
+def difference_interval(draws_S: np.ndarray, examples: int) -> dict[str, float] | None:
+  """Return the interval `{"low", "high"}` of a difference of two mean scores, in percent.
+
+  Resampling gives no width where two systems score alike on every example. The share of examples on
+  which they differ is then at most the high limit of Wilson's interval of 0 %, and so is the
+  difference of their means, whichever is better.
+
+  Args:
+    draws_S: the differences of samples of the examples; NaN where undefined.
+    examples: the number of examples.
+
+  Returns:
+    None if no difference is defined.
+  """
+  interval = percentile_interval(draws_S)
+  if interval is None:
+    return None
+  if interval["low"] == interval["high"] == 0:
+    limit = wilson(0, examples)["high"]
+    return {"low": -limit, "high": limit}
+  return {"low": interval["low"], "high": interval["high"]}
+
+
 def format_interval(interval: dict[str, float]) -> str:
   """Format an interval in percent, as it stands after its score."""
   return f" ({interval['low']:.1f} to {interval['high']:.1f})"

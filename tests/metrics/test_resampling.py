@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from t5x_like.metrics.classification import Accuracy, Classification, Correlation
-from t5x_like.metrics.resampling import bootstrap, paired_test
+from t5x_like.metrics.resampling import bootstrap, difference_interval, paired_test
 from t5x_like.metrics.squad import SquadV1
 from t5x_like.metrics.summarization import Rouge
 from t5x_like.metrics.tagging import EntityF1
@@ -43,6 +43,18 @@ def test_difference_of_a_system_to_itself_is_zero():
     "low": 0.0,
     "high": 0.0,
   }
+
+
+def test_models_that_score_alike_on_few_questions_may_still_differ():
+  no_difference_S = np.zeros(1000)
+  assert difference_interval(no_difference_S, 25)["high"] == pytest.approx(13.3, abs=0.05)
+  assert difference_interval(no_difference_S, 25)["low"] == pytest.approx(-13.3, abs=0.05)
+  assert difference_interval(no_difference_S, 1000)["high"] == pytest.approx(0.383, abs=0.005)
+
+
+def test_the_interval_of_a_difference_has_the_percentiles_of_its_samples():
+  differences_S = np.arange(-10.0, 91.0)
+  assert difference_interval(differences_S, 25) == {"low": -7.5, "high": 87.5}
 
 
 TEXTS = [["the dog bit the man"]] * 10
