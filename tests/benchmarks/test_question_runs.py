@@ -3,17 +3,16 @@
 import json
 import pathlib
 import signal
-import sys
 
 import pytest
 
 import json_lines
 import tests.recipes.nano_decoder  # noqa: F401 -- registers the variant of the recipe
 from t5x_like import evaluate, train
+from tests.benchmarks.questions import NUMBER, command, program, read_table, write_questions
 from tests.runs import LAUNCHER, Process, hide_other_devices, run_to_end
 
 RECIPE = "tests/recipes/nano_decoder.py"
-NUMBER = 400  # questions of a file
 KILLS = 6
 
 pytestmark = [pytest.mark.runs, pytest.mark.usefixtures("compiled")]
@@ -36,38 +35,7 @@ def model(tmp_path_factory, compiled):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> pathlib.Path:
-  folder = tmp_path_factory.mktemp("data")
-  choices = []
-  for n in range(NUMBER):
-    words = " ".join(["many"] * (n % 9))
-    row = {"query": f"Door {n} is {words}", "choices": ["open", f"shut {n % 5}"], "gold": n % 2}
-    choices.append(row)
-  json_lines.write(folder / "copa.jsonl", choices)
-  schemas = [
-    {"context_options": [f"Ann {n} saw", f"Bob {n} saw"], "continuation": "it.", "gold": n % 2}
-    for n in range(40)
-  ]
-  json_lines.write(folder / "winograd_wsc.jsonl", schemas)
-  words = [{"context": f"One, two, {n}", "continuation": "three"} for n in range(40)]
-  json_lines.write(folder / "lambada_openai.jsonl", words)
-  return folder
-
-
-def command(model, data, output) -> list[str]:
-  return [f"--workdir={model}", "--suite=core", f"--data={data}", f"--output={output}"]
-
-
-def program(flags: list[str]) -> list[str]:
-  """Return the command in a process of its own, which knows the variant of the recipe."""
-  code = (
-    "import sys, tests.recipes.nano_decoder; from t5x_like import command_line, evaluate; "
-    "command_line.run_program(evaluate.main)"
-  )
-  return [sys.executable, "-c", code, *flags]
-
-
-def read_table(output: pathlib.Path) -> dict:
-  return json.loads((output / "results.json").read_text())["tasks"]
+  return write_questions(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
