@@ -274,7 +274,7 @@ class Continuation(Generation):
       rows.append(ids)
     if longest > self.trained_length:
       logging.warning(
-        "--input=%s: the longest text has %d tokens, the model was trained on %d; its continuation "
+        "%s: the longest text has %d tokens, the model was trained on %d; its continuation "
         "may be poor",
         origin,
         longest - len(self.enclosing_ids[0]),
