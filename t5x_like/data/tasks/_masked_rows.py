@@ -20,6 +20,7 @@ from t5x_like.slots import Length
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary, special_id
 
+_CONTEXT = 16  # tokens on either side that may decide whether a sentence begins
 _PACKED = ("segment_pair", "doc_sentences")  # the formats whose rows can hold several sequences
 # The names of features, by the names of the readers and masks below.
 _FEATURE_NAMES = {
@@ -227,7 +228,7 @@ class FullSentences:
     # the tokens among which a sentence's beginning is sought at both ends of a row
     self._search = max(1, min(4, length // 16), length // 24)
     self._stride = length - 2 - self._search
-    self._read_length = 2 + self._stride + self._search
+    self._read_length = 2 * _CONTEXT + self._stride + self._search
     self.num_examples = (tokens.num_tokens - self._search - 1) // self._stride
     if self.num_examples < 1:
       raise UserError(
@@ -236,7 +237,7 @@ class FullSentences:
       )
 
   def __call__(self, example_index_B, key_B, offset_B):
-    starts_B = (example_index_B * self._stride + offset_B - 1) % self._tokens.num_tokens
+    starts_B = (example_index_B * self._stride + offset_B - _CONTEXT) % self._tokens.num_tokens
     stride = self._stride
     search = self._search
     R = self._read_length
@@ -247,16 +248,20 @@ class FullSentences:
     window_BR = tf.ensure_shape(window_BR, [batch, R])
     is_first_BR = tf.ensure_shape(is_first_BR, [batch, R])
 
-    is_begin_BR = tf.pad(self._rule.starts(window_BR), [[0, 0], [1, 0]]) | is_first_BR
-
     def find_begin(position: int) -> tf.Tensor:
-      """Return the first beginning of a sentence within `search` tokens, or `position` itself."""
-      candidates = is_begin_BR[:, position : position + search]
-      # `argmax` is 0 if no sentence begins.
-      return position + tf.argmax(candidates, axis=1, output_type=tf.int32)
+      """Return the first beginning of a sentence within `search` tokens, or `position` itself.
 
-    start_B = find_begin(1)
-    end_B = find_begin(1 + stride)
+      A row's end and the next row's start are found from the same tokens, and so are equal.
+      """
+      context_BL = window_BR[:, position - _CONTEXT : position + search + _CONTEXT]
+      is_begin_BL = self._rule.starts(context_BL)  # of all tokens but the first
+      candidates_BL = is_begin_BL[:, _CONTEXT - 1 : _CONTEXT - 1 + search]
+      candidates_BL |= is_first_BR[:, position : position + search]
+      # `argmax` is 0 if no sentence begins.
+      return position + tf.argmax(candidates_BL, axis=1, output_type=tf.int32)
+
+    start_B = find_begin(_CONTEXT)
+    end_B = find_begin(_CONTEXT + stride)
     if self._tokens.append_eos:  # a separator stands between documents already
       text_BT = tf.where(window_BR == self._tokens.vocabulary.eos_id, self._ids.sep, window_BR)
       text_BT = segments.take_tokens(text_BT, start_B, self._length - 2)

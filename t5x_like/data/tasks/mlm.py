@@ -76,7 +76,7 @@ class Arguments(MaskedRowArguments):
         [CLS] or [SEP] and no sentinels to use instead; impossible shares or length.
     """
     return self.build_rows(
-      "mlm.v4",
+      "mlm.v5",
       mask_share=float(self.mask_share),
       random_share=float(self.random_share),
       static_copies=self.static_copies,

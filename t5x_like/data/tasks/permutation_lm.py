@@ -55,7 +55,7 @@ class Arguments(MaskedRowArguments):
 
   def build(self) -> Task:
     """Open the store and return the task; errors as for `mlm`."""
-    chosen_rows = self.build_rows("permutation_lm.v1", mask_share=0.0, random_share=0.0)
+    chosen_rows = self.build_rows("permutation_lm.v2", mask_share=0.0, random_share=0.0)
     features = self.features(chosen_rows.vocabulary)
 
     def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:

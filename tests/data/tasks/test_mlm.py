@@ -223,6 +223,25 @@ def test_full_sentences_have_every_token_once(store):
   assert sentence_begins > 0.5  # sentences have seven tokens, of which four are searched
 
 
+def test_full_sentences_have_every_token_of_quoted_speech_once(tmp_path):
+  """Quotes and brackets after a mark belong to one sentence or the next, by the text around."""
+  rng = np.random.default_rng(0)
+  text = "".join(rng.choice([*"ab .!?()'", '"', "“", "”", "«", "»", "。", "？", "」"], 20_000))
+  ids = np.array(VOCABULARY.encode(text), np.int32)
+  with TokenStoreWriter(
+    tmp_path / "train", name="quotes", split="train", vocabulary=VOCABULARY, shard_tokens=3000
+  ) as writer:
+    writer.add(ids, np.array([len(ids)]))
+  mlm_task, out = read_rows(str(tmp_path), 500, length=64)
+  assert mlm_task.num_examples > 500
+  tokens = []
+  for row in unmask(out):
+    tokens += row[(row != 0) & (row != CLS) & (row != SEP)].tolist()
+  text_ids = ids.tolist()
+  begins = [begin for begin in range(64) if text_ids[begin : begin + 20] == tokens[:20]]
+  assert tokens == text_ids[begins[0] : begins[0] + len(tokens)]
+
+
 def test_rows_of_doc_sentences_have_one_document_each(store):
   tokens = unmask(read_rows(store, 600, length=64, input_format="doc_sentences")[1])
   letters_of_rows = [letters(row) for row in tokens]
