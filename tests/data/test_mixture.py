@@ -92,7 +92,7 @@ def test_counts_are_the_rounded_rates():
     ({"a": float("nan")}, 10, ("rate of a: found nan",)),
     ({"a": 1}, 0, ("period: found 0",)),
     ({"a": 1}, 2**31, ("period: found 2147483648, expected 1 to 16777216",)),
-    ({"a": 1, "b": 1e-3}, 100, ("rate of b: 0.000999", "at least 1001")),
+    ({"a": 1, "b": 1e-3}, 100, ("rate of b: found 0.0999", "at least 1001")),
   ],
 )
 def test_impossible_rates_are_refused(rates, period, words):

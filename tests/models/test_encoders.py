@@ -200,7 +200,7 @@ def test_number_of_modernberts_layers_need_not_be_a_multiple_of_its_period():
   variant = shrink(modernbert.VARIANTS["modernbert-base"])
   variant = dataclasses.replace(variant, dims=dataclasses.replace(variant.dims, layers=5))
   model = tiny.model(variant, family=modernbert, noisy=False)
-  assert model.variant.design.windows == (None, 3, 3, None, 3)
+  assert model.variant.design.windows == (None, 3, None, 3, None)
   assert [p["theta"] for p in model.variant.design.position] == [
     160_000.0,
     10_000.0,

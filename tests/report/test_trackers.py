@@ -74,7 +74,7 @@ def test_a_failure_is_reported_once_and_its_lines_are_sent_afterwards(
     service.down = False
   assert [step for step, _ in service.rows] == [1, 2, 3]
   assert (
-    caplog.text.count("config.trackers.here: ConnectionError: no route to host; the run goes on")
+    caplog.text.count("config.trackers.here: ConnectionError: no route to host; the run continues")
     == 1
   )
 

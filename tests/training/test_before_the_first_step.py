@@ -110,7 +110,7 @@ def test_a_key_with_a_dot_is_refused(capsys, tmp_path):
   [
     ({"metric": f"{LABEL}/los"}, ("selection.metric", f"did you mean '{LABEL}/loss'")),
     ({"metric": "train/loss"}, ("selection.metric", "found 'train/loss'", "one of eval/")),
-    ({"metric": f"{LABEL}/loss"}, ("selection.goal", "found 'max'", "should fall")),
+    ({"metric": f"{LABEL}/loss"}, ("selection.goal", "found 'max'", "lower values are better")),
     ({"metric": f"{LABEL}/accuracy", "patience": 0}, ("selection.patience", "found 0")),
     ({"metric": f"{LABEL}/accuracy", "goal": "most"}, ("selection.goal", "found 'most'")),
   ],

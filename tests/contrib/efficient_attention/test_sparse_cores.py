@@ -126,7 +126,7 @@ def test_linformer_projects_each_sequence_of_a_packed_row_by_itself(share):
     cases.make({"name": "linformer", "k": 5, "length": 37, "share": share, "sequences": 2})
   )
   q, k, v = cases.qkv()
-  segments, pos = cases.packed()
+  segments, pos = cases.segments_and_positions()
   out = core(q, k, v, Mask(pos, pos, segments, segments, segments > 0), scale=0.4)
   for row, lengths in enumerate([(11, 9), (20, 6)]):
     start = 0
