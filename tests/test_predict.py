@@ -348,7 +348,7 @@ def refusal(capsys, tmp_path):
       "decoder",  # longer than the model's positions
       "short\n" + 60 * "x",
       ("--max_new_tokens=5",),
-      ("text 2", "60 tokens", "--max_new_tokens=5: the model has positions for 64"),
+      ("text 2", "60 tokens", "--max_new_tokens=5: the model has positions for only 64"),
     ),
     # Options.
     ("trained", "a", ("--batch_size=0",), ("--batch_size=0", "at least 1")),

@@ -149,7 +149,7 @@ def test_intact_attempt_is_restored_although_another_is_damaged(name, caplog):
   (intact,) = [folder for folder in as_path(url).iterdir() if folder.name.startswith("2-")]
   (as_path(url) / name / "manifest.json").write_bytes((intact / "manifest.json").read())
   assert_restores(url, 2)
-  assert ("a damaged attempt to save it is passed over" in caplog.text) == (name < intact.name)
+  assert ("a damaged attempt to save it is skipped" in caplog.text) == (name < intact.name)
   with Checkpoints(url) as checkpoints:
     assert checkpoints.restore(abstract_state())[0] == 2
     save_step(checkpoints, 2)

@@ -121,7 +121,7 @@ def test_unfinished_part_of_a_changed_file_is_prepared_again(tmp_path, capsys):
     assert prepare(source, tmp_path / "out", "--split=train") == 2
   (tmp_path / "a.txt").write_text("two\n")
   assert prepare(source, tmp_path / "out", "--split=train") == 0
-  assert "000000: of files that changed since; made anew" in capsys.readouterr().out
+  assert "files have changed since; building the part again" in capsys.readouterr().out
   assert decode_documents(TokenStore.open(tmp_path / "out" / "train")) == ["two"]
 
 

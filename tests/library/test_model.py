@@ -194,7 +194,7 @@ def test_evaluate_answers_questions_without_a_suite(directories, tmp_path, capsy
   assert "0-shot/accuracy" in results["tasks"]["foxes"]["metrics"]
   assert "| foxes |" in capsys.readouterr().out
   assert evaluate.main([f"--workdir={directories}/gpt2"]) == 2
-  assert "published model, without a config or data" in capsys.readouterr().err
+  assert "published model without a config and data" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -204,9 +204,9 @@ def test_number_of_modernberts_layers_need_not_be_a_multiple_of_its_period():
   assert [p["theta"] for p in model.variant.design.position] == [
     160_000.0,
     10_000.0,
-    10_000.0,
     160_000.0,
     10_000.0,
+    160_000.0,
   ]
   norms = [
     n.split("/")[2] for n in params.named_params(model) if "in_norm" in n and "self_attention" in n

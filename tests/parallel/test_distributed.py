@@ -355,7 +355,7 @@ def test_connection_that_sends_no_full_line_is_dropped_after_seconds(monkeypatch
 def test_process_of_another_job_size_is_named_when_one_is_missing():
   error = connect_and_gather([json.dumps(VALID_GREETING | {"processes": 3}).encode()], seconds=1.0)
   assert isinstance(error, distributed.UserError)
-  assert "missing: process 1; process 1 of 3 came" in str(error)
+  assert "missing: process 1; process 1 of 3 connected" in str(error)
 
 
 def connect_and_gather(contents, seconds=20.0, end=b"\n"):
