@@ -216,7 +216,7 @@ class Session(contextlib.AbstractContextManager):
     self._open_metrics(step, past_run.expected_last_step(step))
     self.certificate = Recorder(self.workdir, self.check)
     self.certificate.begin(step, state_digest, batches_passed, self.identity, environment)
-    self.flush()
+    self.flush(is_starting=True)
 
   def go_back(
     self, step: int, state_digest: str, refused_step: int, reason: str, batches_passed: int
@@ -329,17 +329,25 @@ class Session(contextlib.AbstractContextManager):
     if self._primary:
       self._lock.check()
 
-  def flush(self) -> None:
+  def flush(self, is_starting: bool = False) -> None:
     """Write the metrics and the other small files to the disk or the object store.
 
+    Args:
+      is_starting: whether no step has begun, so that the watchdog counts each upload as progress.
     Raises:
       TransientError: another run has taken the workdir.
     """
     self.check()
     self._writer.flush()
     self.certificate.flush()
+
+    def check_before_upload() -> None:
+      self.check()
+      if is_starting:
+        self.beat("uploading the small files of the workdir")
+
     if self._mirror and self._primary:
-      self._mirror.push(self.check)
+      self._mirror.push(check_before_upload)
 
   def __exit__(self, error_type, *_) -> None:
     """Wait for the last checkpoint, close the metrics and release the workdir."""

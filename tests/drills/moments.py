@@ -21,12 +21,12 @@ def watch(found, arguments):
   if found == "open" and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
     return
   if half:  # the kernel ends the process in the middle of a write: beyond so many bytes
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     there = os.path.getsize(arguments[0]) if os.path.exists(arguments[0]) else 0
     resource.setrlimit(resource.RLIMIT_FSIZE, (there + 20, resource.RLIM_INFINITY))
   else:
     os.kill(os.getpid(), signal.SIGKILL)
 
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # only the main thread may; Python ignores it
 sys.addaudithook(watch)
 {also}
 import {module} as command
