@@ -152,7 +152,7 @@ def test_fingerprint_follows_the_users_file_or_the_version_of_the_function(user_
     ("nothing", "returned a NoneType, expected a dict"),
     ("raising", "raised KeyError: 'no_such'"),
     ("features", "found 'features' as its first parameter, expected `example` or `batch`"),
-    ("chance", "another encoder_input_tokens for the same examples"),
+    ("chance", "a different encoder_input_tokens for the same examples"),
     ("mixing", "depends on the other rows"),
     ("failing", "failed: "),
     ("missing", "cannot be used: AttributeError"),
