@@ -19,6 +19,8 @@ from t5x_like.files.checked_json import json_type_name
 from t5x_like.metrics import resampling
 from t5x_like.metrics.resampling import paired_test
 
+_NO_INTERVAL = {"low": None, "high": None, "p_value": None}  # the cells of a difference alone
+
 
 def read_results(directory: str) -> dict[str, Any]:
   """Read the `results.json` of a suite's directory, and add the `directory`.
@@ -137,9 +139,7 @@ def _compare_answers(
     "first": scores[0],
     "second": scores[1],
     "difference": scores[1] - scores[0],
-    "low": None,
-    "high": None,
-    "p_value": None,
+    **_NO_INTERVAL,
   }
   interval = resampling.difference_interval(draws_S, len(ids[0]))
   return row | (interval or {}), draws_S
@@ -170,9 +170,7 @@ def _compare_summaries(
     "first": first_score,
     "second": second_score,
     "difference": second_score - first_score,
-    "low": None,
-    "high": None,
-    "p_value": None,
+    **_NO_INTERVAL,
   }
   interval = resampling.percentile_interval(draws_S)
   if interval and interval["low"] < interval["high"]:
