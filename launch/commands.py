@@ -543,9 +543,14 @@ def choose_exit_code(codes: Sequence[int]) -> int:
   Codes of causes, such as a user's error, take precedence over codes of consequences, such as a
   lost peer.
   """
-  rank = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
   failures = [code for code in codes if code]
-  return min(failures, key=lambda code: rank.get(code, 1), default=0)
+  return min(failures, key=cause_rank, default=0)
+
+
+def cause_rank(code: int) -> int:
+  """Return the rank of a failure's exit code; the lower, the likelier it is the cause of others."""
+  ranks = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
+  return ranks.get(code, 1)
 
 
 def is_restarted(code: int) -> bool:

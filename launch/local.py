@@ -32,11 +32,10 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from launch import local_slices
-from launch.commands import bind_to_this_process, format_command
+from launch.commands import bind_to_this_process, cause_rank, format_command
 from launch.simulated_hosts import copy_lines, simulated_devices
 from t5x_like.errors import (
   EXIT_PREEMPTED,
-  EXIT_TRANSIENT,
   EXITS_NOT_RESTARTED,
   UserError,
   handle_errors,
@@ -188,17 +187,9 @@ class Launcher:
 
     Exit codes of causes take precedence over codes of their consequences.
     """
-    ranks = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
-    cause = None
-    cause_rank = None
-    for index, child in enumerate(self._children):
-      if child.poll() in (None, 0):
-        continue
-      rank = ranks.get(child.returncode, 1)
-      if cause is None or rank < cause_rank:
-        cause = index
-        cause_rank = rank
-    return cause
+    codes = [child.poll() for child in self._children]
+    failed = [index for index, code in enumerate(codes) if code]
+    return min(failed, key=lambda index: cause_rank(codes[index]), default=None)
 
   def _stop_all(self) -> None:
     self._signal_all(signal.SIGKILL)
